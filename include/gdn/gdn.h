@@ -16,8 +16,8 @@
  *   A NULL tensor pointer means "absent".
  * - Argument structs start with struct_size: set it to sizeof(the struct) (GDN_INIT does). Fields are only ever
  *   appended; zero is the default of every field.
- * - Outputs must not overlap inputs, except that final_state may be exactly the same view as initial_state, and a conv /
- *   norm output may be exactly the same view as its x.
+ * - Outputs must not overlap inputs, except that final_state may be exactly the same view as initial_state, and a conv
+ * / norm output may be exactly the same view as its x.
  * - Empty work (no tokens, no sequences) returns GDN_OK at once; final states of empty sequences equal their initial
  *   states (zeros without one).
  * - Thread-safe. Work runs on a persistent pool (gdn_set_num_threads); results do not depend on the thread count.
@@ -62,13 +62,13 @@ GDN_API int32_t gdn_abi_version(void);
 /* ---------------------------------------------------------------- tensors */
 enum { GDN_CPU = 1, GDN_CUDA = 2 }; /* DLPack's device numbers */
 enum {                              /* dtype */
-  GDN_F32 = 1,
-  GDN_BF16 = 2,
-  GDN_F16 = 3,
-  GDN_F64 = 4, /* reference implementations only */
-  GDN_I32 = 5,
-  GDN_I64 = 6,
-  GDN_U8 = 7 /* also bool */
+       GDN_F32 = 1,
+       GDN_BF16 = 2,
+       GDN_F16 = 3,
+       GDN_F64 = 4, /* reference implementations only */
+       GDN_I32 = 5,
+       GDN_I64 = 6,
+       GDN_U8 = 7 /* also bool */
 };
 #define GDN_MAX_DIMS 6
 
@@ -106,20 +106,20 @@ static inline void gdn_tensor_init(gdn_tensor* t, void* data, int32_t dtype, int
 /* ---------------------------------------------------------------- enums */
 enum { GDN_GATE_LOG = 0, GDN_GATE_LINEAR = 1, GDN_GATE_RAW = 2 }; /* g | alpha = exp(g) | a with A_log and dt_bias */
 enum { GDN_BETA_VALUE = 0, GDN_BETA_SIGMOID = 1, GDN_BETA_SIGMOID2 = 2 }; /* beta | sigmoid(b) | 2 sigmoid(b) */
-enum { GDN_HEADS_GROUPED = 0, GDN_HEADS_TILED = 1 };      /* key head of h: h / (Hv/Hk) | h % Hk (ggml) */
-enum { GDN_STATE_K_FIRST = 0, GDN_STATE_V_FIRST = 1 };    /* [.., K, V] (FLA, Transformers) | [.., V, K] (vLLM, ggml) */
+enum { GDN_HEADS_GROUPED = 0, GDN_HEADS_TILED = 1 };   /* key head of h: h / (Hv/Hk) | h % Hk (ggml) */
+enum { GDN_STATE_K_FIRST = 0, GDN_STATE_V_FIRST = 1 }; /* [.., K, V] (FLA, Transformers) | [.., V, K] (vLLM, ggml) */
 enum { GDN_NULL_NEGATIVE = 0, GDN_NULL_NON_POSITIVE = 1 }; /* slots < 0 are null (SGLang) | slots <= 0 (vLLM) */
 enum { GDN_ACT_NONE = 0, GDN_ACT_SILU = 1, GDN_ACT_SIGMOID = 2 };
 
 /* ---------------------------------------------------------------- the delta rule
  * Shapes: B batch, T tokens, Hk key heads, Hv value heads (a multiple of Hk), K key dim, V value dim (1..512 each),
- * N sequences: B without cu_seqlens, cu_seqlens' length - 1 with it (B must be 1 then). "float" below is any of F32, BF16,
- * F16 (F64 too with an F64-capable implementation), chosen per tensor.
+ * N sequences: B without cu_seqlens, cu_seqlens' length - 1 with it (B must be 1 then). "float" below is any of F32,
+ * BF16, F16 (F64 too with an F64-capable implementation), chosen per tensor.
  *
  * State slots. Without indices, row n of a state tensor belongs to sequence n. With indices the tensor is a pool
- * [slots, ...] of which row indices[n] is used; a NULL slot (see null_slots) makes sequence n null: its o rows are set to
- * zero and none of its slots is touched. Writing one slot from two sequences, or reading a slot that another sequence of
- * the call writes, is undefined (GDN_CHECK=1 in the environment refuses duplicate write slots).
+ * [slots, ...] of which row indices[n] is used; a NULL slot (see null_slots) makes sequence n null: its o rows are set
+ * to zero and none of its slots is touched. Writing one slot from two sequences, or reading a slot that another
+ * sequence of the call writes, is undefined (GDN_CHECK=1 in the environment refuses duplicate write slots).
  */
 typedef struct gdn_rule_args {
   size_t struct_size;
@@ -133,12 +133,12 @@ typedef struct gdn_rule_args {
   const gdn_tensor* dt_bias; /* [Hv] float, GDN_GATE_RAW only; NULL: 0 */
   const gdn_tensor* o;       /* [B, T, Hv, V] float, OUTPUT. Rows past cu_seqlens[N] are left untouched. */
 
-  int32_t gate_form;  /* GDN_GATE_* */
-  int32_t beta_form;  /* GDN_BETA_* */
-  int32_t head_map;   /* GDN_HEADS_* */
-  int32_t qk_l2norm;  /* 1: q and k are replaced by x * rsqrt(sum x^2 + l2norm_eps), in fp32 */
-  float l2norm_eps;   /* 0: 1e-6 */
-  float scale;        /* 0: K^-0.5 */
+  int32_t gate_form; /* GDN_GATE_* */
+  int32_t beta_form; /* GDN_BETA_* */
+  int32_t head_map;  /* GDN_HEADS_* */
+  int32_t qk_l2norm; /* 1: q and k are replaced by x * rsqrt(sum x^2 + l2norm_eps), in fp32 */
+  float l2norm_eps;  /* 0: 1e-6 */
+  float scale;       /* 0: K^-0.5 */
 
   const gdn_tensor* cu_seqlens; /* [N+1] I32/I64, on the host side of the call's device: starts at 0, non-decreasing,
                                    last <= T. Sequences may be empty. */
@@ -149,19 +149,19 @@ typedef struct gdn_rule_args {
   const gdn_tensor* initial_state;         /* [N or slots, Hv, K, V]; NULL: zeros */
   const gdn_tensor* initial_state_indices; /* [N] I32/I64; NULL: row n */
   const gdn_tensor* has_initial_state;     /* [N] U8/I32/I64; 0: sequence n starts from zeros; NULL: all have one */
-  const gdn_tensor* final_state;           /* OUTPUT [N or slots, Hv, K, V]; NULL: not wanted. May be exactly initial_state. */
-  const gdn_tensor* final_state_indices;   /* [N] I32/I64; NULL: initial_state_indices if final_state is the same view as
-                                              initial_state, else row n */
+  const gdn_tensor* final_state; /* OUTPUT [N or slots, Hv, K, V]; NULL: not wanted. May be exactly initial_state. */
+  const gdn_tensor* final_state_indices; /* [N] I32/I64; NULL: initial_state_indices if final_state is the same view as
+                                            initial_state, else row n */
 
   /* Multi-token verify; gdn_recurrent only. */
   const gdn_tensor* token_state_indices; /* [N, S] I32/I64, S >= longest sequence: the state after token t goes to slot
-                                            [n][t] of final_state (null entries: not written), and sequence n starts from
-                                            slot [n][num_accepted[n]-1] of initial_state (column 0 without num_accepted).
-                                            Excludes *_state_indices. (vLLM's convention) */
+                                            [n][t] of final_state (null entries: not written), and sequence n starts
+                                            from slot [n][num_accepted[n]-1] of initial_state (column 0 without
+                                            num_accepted). Excludes *_state_indices. (vLLM's convention) */
   const gdn_tensor* num_accepted;        /* [N] I32/I64, 1..S; needs token_state_indices */
-  const gdn_tensor* snapshots;           /* OUTPUT [N, S, Hv, K, V], S >= longest sequence: the state after each token; rows past
-                                            a sequence's end untouched. With final_state NULL the pool is not touched.
-                                            (SGLang's convention) */
+  const gdn_tensor* snapshots; /* OUTPUT [N, S, Hv, K, V], S >= longest sequence: the state after each token; rows past
+                                  a sequence's end untouched. With final_state NULL the pool is not touched.
+                                  (SGLang's convention) */
 
   /* Checkpoints; the state after every checkpoint_every tokens of each sequence, sequences in order:
      M = sum over n of floor(len_n / checkpoint_every) entries (none for null sequences' slots: they are skipped but
@@ -172,10 +172,10 @@ typedef struct gdn_rule_args {
 
   int32_t num_threads;     /* 0: gdn_get_num_threads() */
   int32_t batch_invariant; /* 1: a sequence's bits do not depend on what else is in the call */
-  const char* impl;        /* NULL or "auto": first that accepts; else an implementation's name (gdn_explain lists them) */
+  const char* impl; /* NULL or "auto": first that accepts; else an implementation's name (gdn_explain lists them) */
 
-  int32_t round_qk;        /* 1: L2-normed q and k are rounded to their input dtype, as Transformers does */
-  int32_t round_beta;      /* 1: beta from GDN_BETA_SIGMOID* is rounded to the dtype of the beta tensor */
+  int32_t round_qk;   /* 1: L2-normed q and k are rounded to their input dtype, as Transformers does */
+  int32_t round_beta; /* 1: beta from GDN_BETA_SIGMOID* is rounded to the dtype of the beta tensor */
 } gdn_rule_args;
 
 /* Prefill: chunked evaluation of whole sequences. token_state_indices, num_accepted, snapshots must be NULL. */
@@ -189,15 +189,15 @@ GDN_API gdn_status gdn_recurrent(const gdn_rule_args* args);
  * data is the same view with other strides.
  * State: column L-1 is the newest input. Without num_accepted the context is the last W-1 columns and the new state
  * is the last L columns of [state, x]. With num_accepted (speculative window, vLLM): a = num_accepted[n], the
- * context is columns a-1 .. a+W-3, and columns 0 .. W-3+T of the new state become [context without its oldest column, x]; needs L >= W-2+T.
- * Null slots as above: the sequence's y is zero, nothing else written.
+ * context is columns a-1 .. a+W-3, and columns 0 .. W-3+T of the new state become [context without its oldest column,
+ * x]; needs L >= W-2+T. Null slots as above: the sequence's y is zero, nothing else written.
  */
 typedef struct gdn_conv1d_args {
   size_t struct_size;
-  const gdn_tensor* x;      /* [B, D, T] float */
-  const gdn_tensor* weight; /* [D, W] float, W in 1..16 */
-  const gdn_tensor* bias;   /* [D] float or NULL */
-  const gdn_tensor* y;      /* OUTPUT [B, D, T] float; may be exactly x */
+  const gdn_tensor* x;                     /* [B, D, T] float */
+  const gdn_tensor* weight;                /* [D, W] float, W in 1..16 */
+  const gdn_tensor* bias;                  /* [D] float or NULL */
+  const gdn_tensor* y;                     /* OUTPUT [B, D, T] float; may be exactly x */
   const gdn_tensor* cu_seqlens;            /* [N+1] I32/I64 over T; B must be 1 */
   const gdn_tensor* initial_state;         /* [N or slots, D, L] float, L >= W-1; NULL: zeros */
   const gdn_tensor* initial_state_indices; /* [N] I32/I64 */
@@ -212,7 +212,8 @@ typedef struct gdn_conv1d_args {
 GDN_API gdn_status gdn_causal_conv1d(const gdn_conv1d_args* args);
 
 /* ---------------------------------------------------------------- gate
- * g = -exp(A_log) * softplus(a + dt_bias) (softplus threshold 20), beta = sigmoid(b) or 2 sigmoid(b); computed in fp32. */
+ * g = -exp(A_log) * softplus(a + dt_bias) (softplus threshold 20), beta = sigmoid(b) or 2 sigmoid(b); computed in fp32.
+ */
 typedef struct gdn_gate_args {
   size_t struct_size;
   const gdn_tensor* a;       /* [.., Hv] float, rank 1..4; NULL: no g */
@@ -246,24 +247,24 @@ typedef struct gdn_rmsnorm_gated_args {
 GDN_API gdn_status gdn_rmsnorm_gated(const gdn_rmsnorm_gated_args* args);
 
 /* ---------------------------------------------------------------- q/k RMSNorm + split + RoPE of the attention layers
- * Per head: n = x * rsqrt(mean x^2 + eps) * (w or 1 + w), rounded to the output dtype; then the first R channels are rotated NeoX-style
- * (x1 = [0, R/2), x2 = [R/2, R)): [x1 cos - x2 sin, x2 cos + x1 sin]; channels past R pass through. With q_has_gate a
- * head of q is [q D | gate D] and the gate is copied to gate_out.
- * Angles: either cos and sin (R = their last dim; both halves are given, as Transformers makes them), or positions with
- * theta: angle_i = pos * theta^(-2i/R); with mrope_section (t, h, w), sum = R/2, and positions [3, B, T]: interleaved as Qwen3.5 does
- * (index i takes axis h if i % 3 == 1 and i < 3*section[1], axis w if i % 3 == 2 and i < 3*section[2], else t). */
+ * Per head: n = x * rsqrt(mean x^2 + eps) * (w or 1 + w), rounded to the output dtype; then the first R channels are
+ * rotated NeoX-style (x1 = [0, R/2), x2 = [R/2, R)): [x1 cos - x2 sin, x2 cos + x1 sin]; channels past R pass through.
+ * With q_has_gate a head of q is [q D | gate D] and the gate is copied to gate_out. Angles: either cos and sin (R =
+ * their last dim; both halves are given, as Transformers makes them), or positions with theta: angle_i = pos *
+ * theta^(-2i/R); with mrope_section (t, h, w), sum = R/2, and positions [3, B, T]: interleaved as Qwen3.5 does (index i
+ * takes axis h if i % 3 == 1 and i < 3*section[1], axis w if i % 3 == 2 and i < 3*section[2], else t). */
 typedef struct gdn_qk_rmsnorm_rope_args {
   size_t struct_size;
-  const gdn_tensor* q;        /* [B, T, Hq, D or 2D] float */
-  const gdn_tensor* k;        /* [B, T, Hkv, D] float */
-  const gdn_tensor* q_weight; /* [D] float; NULL: 1 (0 when zero_centered) */
-  const gdn_tensor* k_weight; /* [D] float; NULL: likewise */
-  const gdn_tensor* cos;      /* [B or 1, T, R] float, R even, R <= D */
-  const gdn_tensor* sin;      /* as cos */
+  const gdn_tensor* q;         /* [B, T, Hq, D or 2D] float */
+  const gdn_tensor* k;         /* [B, T, Hkv, D] float */
+  const gdn_tensor* q_weight;  /* [D] float; NULL: 1 (0 when zero_centered) */
+  const gdn_tensor* k_weight;  /* [D] float; NULL: likewise */
+  const gdn_tensor* cos;       /* [B or 1, T, R] float, R even, R <= D */
+  const gdn_tensor* sin;       /* as cos */
   const gdn_tensor* positions; /* [B or 1, T] or [3, B or 1, T] I32/I64; excludes cos and sin */
-  const gdn_tensor* q_out;    /* OUTPUT [B, T, Hq, D] float */
-  const gdn_tensor* k_out;    /* OUTPUT [B, T, Hkv, D] float */
-  const gdn_tensor* gate_out; /* OUTPUT [B, T, Hq, D] float, only with q_has_gate; NULL: gate not wanted */
+  const gdn_tensor* q_out;     /* OUTPUT [B, T, Hq, D] float */
+  const gdn_tensor* k_out;     /* OUTPUT [B, T, Hkv, D] float */
+  const gdn_tensor* gate_out;  /* OUTPUT [B, T, Hq, D] float, only with q_has_gate; NULL: gate not wanted */
   float eps;
   float theta;              /* with positions: > 0 (no default: models differ; Qwen3.5 has 1e7) */
   int32_t rotary_dim;       /* R, with positions */
@@ -278,9 +279,11 @@ GDN_API gdn_status gdn_qk_rmsnorm_rope(const gdn_qk_rmsnorm_rope_args* args);
  * The plan is a pure function of the arguments' shapes, dtypes and host metadata; data pointers may be NULL here. */
 enum { GDN_OP_CHUNK_FORWARD = 0, GDN_OP_RECURRENT = 1 };
 /* Writes a JSON object {op, impl, isa, threads, work_items, panel_v, block_tokens, scratch_bytes, ...,
- * candidates: [{impl, accepted, reason}]} as a NUL-terminated string, truncated to size; *needed (if not NULL) gets the full size with the NUL. */
+ * candidates: [{impl, accepted, reason}]} as a NUL-terminated string, truncated to size; *needed (if not NULL) gets the
+ * full size with the NUL. */
 GDN_API gdn_status gdn_explain(int32_t op, const gdn_rule_args* args, char* json, size_t size, size_t* needed);
-/* JSON: version, ABI, build (compiler, git), CPU name, cores, ISAs compiled / usable / active, threads, CUDA devices. */
+/* JSON: version, ABI, build (compiler, git), CPU name, cores, ISAs compiled / usable / active, threads, CUDA devices.
+ */
 GDN_API gdn_status gdn_info(char* json, size_t size, size_t* needed);
 
 /* Threads of the pool: n >= 1, or 0 for the default (GDN_NUM_THREADS, else the CPUs this process may use). */
@@ -293,7 +296,8 @@ GDN_API const char* gdn_get_isa(void);
 /* Frees the pool threads' scratch memory (it grows on demand and is otherwise kept). */
 GDN_API gdn_status gdn_release_memory(void);
 
-#define GDN_INIT(args_struct) {sizeof(args_struct)}
+#define GDN_INIT(args_struct) \
+  { sizeof(args_struct) }
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The ordered list of implementations of the delta rule: fastest first, reference last. Each accepts a problem or refuses it with a reason.
+// The ordered list of implementations of the delta rule: fastest first, reference last. Each accepts a problem or
+// refuses it with a reason.
 #pragma once
 #include <string>
 #include <vector>
@@ -13,18 +14,18 @@ struct Plan {
   const char* impl = "";
   const char* isa = "";
   int32_t threads = 1;
-  int64_t work_items = 0;    // units handed to the pool
-  int64_t panel_v = 0;       // V columns per work item
-  int64_t block_tokens = 0;  // tokens per block (1: token loop)
-  int64_t scratch_bytes = 0; // per thread
+  int64_t work_items = 0;     // units handed to the pool
+  int64_t panel_v = 0;        // V columns per work item
+  int64_t block_tokens = 0;   // tokens per block (1: token loop)
+  int64_t scratch_bytes = 0;  // per thread
 };
 
 struct Implementation {
-  const char* name;                                   // "chunk_avx2", "recurrent_avx2", "reference_fp32", ...
-  int32_t op;                                         // GDN_OP_*
-  const char* isa;                                    // "avx2", ..., "any"
-  const char* (*refuses)(const RuleProblem&);         // nullptr: accepts; else the reason (static or thread-local string)
-  void (*make_plan)(const RuleProblem&, Plan*);       // fills the fields above; pure
+  const char* name;                              // "chunk_avx2", "recurrent_avx2", "reference_fp32", ...
+  int32_t op;                                    // GDN_OP_*
+  const char* isa;                               // "avx2", ..., "any"
+  const char* (*refuses)(const RuleProblem&);    // nullptr: accepts; else the reason (static or thread-local string)
+  void (*make_plan)(const RuleProblem&, Plan*);  // fills the fields above; pure
   Status (*run)(const RuleProblem&, const Plan&);
 };
 

@@ -2,7 +2,8 @@
 // Validated, normalised descriptions of a call. Everything behind validation reads these and never gdn_*_args.
 //
 // Normalisation done by validate.cpp:
-// - State views always have dims [slot, Hv, K, V] in shape/strides, whatever layout the caller named (the layout survives only
+// - State views always have dims [slot, Hv, K, V] in shape/strides, whatever layout the caller named (the layout
+// survives only
 //   in the strides); snapshots are [N, S, Hv, K, V].
 // - Defaults are filled in (scale, eps), index tensors are read (host metadata) and turned into Sequence entries.
 #pragma once
@@ -47,13 +48,13 @@ struct View {
 };
 
 struct Sequence {
-  int64_t batch = 0;       // index into dim 0 of q, k, v, o
-  int64_t begin = 0;       // first token in dim 1
-  int64_t len = 0;         // tokens; may be 0
-  int64_t read_slot = -1;  // row of initial_state; -1: start from zeros
-  int64_t write_slot = -1; // row of final_state; -1: final state not wanted
+  int64_t batch = 0;             // index into dim 0 of q, k, v, o
+  int64_t begin = 0;             // first token in dim 1
+  int64_t len = 0;               // tokens; may be 0
+  int64_t read_slot = -1;        // row of initial_state; -1: start from zeros
+  int64_t write_slot = -1;       // row of final_state; -1: final state not wanted
   int64_t checkpoint_begin = 0;  // first entry of checkpoint_slots
-  bool is_null = false;    // o rows are zeroed, nothing else touched
+  bool is_null = false;          // o rows are zeroed, nothing else touched
 };
 
 struct RuleProblem {
@@ -68,11 +69,11 @@ struct RuleProblem {
   View snapshots;                   // [N, S, Hv, K, V]
   View checkpoints;                 // [slot, Hv, K, V]
   int64_t checkpoint_every = 0;
-  std::vector<Sequence> seqs;               // N entries
-  int64_t token_slot_columns = 0;           // S of token_state_indices; 0: absent
-  std::vector<int64_t> token_slots;         // [N, S] rows of final_state; -1: not written
-  std::vector<int64_t> checkpoint_slots;    // rows of checkpoints in order; -1: not written
-  int32_t num_threads = 0;                  // as asked, 0: default
+  std::vector<Sequence> seqs;             // N entries
+  int64_t token_slot_columns = 0;         // S of token_state_indices; 0: absent
+  std::vector<int64_t> token_slots;       // [N, S] rows of final_state; -1: not written
+  std::vector<int64_t> checkpoint_slots;  // rows of checkpoints in order; -1: not written
+  int32_t num_threads = 0;                // as asked, 0: default
   bool batch_invariant = false;
 
   int64_t key_head(int64_t h) const { return head_map == GDN_HEADS_TILED ? h % Hk : h / (Hv / Hk); }
@@ -109,7 +110,8 @@ struct NormProblem {
 struct RopeProblem {
   int64_t B = 0, T = 0, Hq = 0, Hkv = 0, D = 0, R = 0;
   View q, k, q_weight, k_weight, cos, sin, positions, q_out, k_out, gate_out;
-  // cos, sin: [B, T, R] with batch stride 0 when broadcast; positions: [axes, B, T] (axes 1 or 3), batch stride 0 likewise
+  // cos, sin: [B, T, R] with batch stride 0 when broadcast; positions: [axes, B, T] (axes 1 or 3), batch stride 0
+  // likewise
   float eps = 0;
   double theta = 0;
   int32_t mrope_section[3] = {0, 0, 0};

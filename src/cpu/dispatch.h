@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Run-time choice of the instruction set. Each ISA's kernels are compiled in translation units of their own
-// (src/cpu/isa/*.cpp, once per ISA with that ISA's flags) inside namespace gdn::cpu::GDN_ISA_NS and reached only through this table, so no
-// instruction of an ISA the CPU lacks can run.
+// (src/cpu/isa/*.cpp, once per ISA with that ISA's flags) inside namespace gdn::cpu::GDN_ISA_NS and reached only
+// through this table, so no instruction of an ISA the CPU lacks can run.
 #pragma once
 #include <cstdint>
 
@@ -9,9 +9,16 @@
 
 namespace gdn::cpu {
 
-enum class Isa : int32_t { kBaseline = 0, kNeon = 1, kAvx2 = 2, kAvx512 = 3, kAmx = 4 };  // kAmx: avx512 table + the AMX chunk kernel
+enum class Isa : int32_t {
+  kBaseline = 0,
+  kNeon = 1,
+  kAvx2 = 2,
+  kAvx512 = 3,
+  kAmx = 4
+};  // kAmx: avx512 table + the AMX chunk kernel
 
-// One unit of the delta rule: sequence `seq`, key-head group / heads [head_begin, head_end), V columns [v_begin, v_end).
+// One unit of the delta rule: sequence `seq`, key-head group / heads [head_begin, head_end), V columns [v_begin,
+// v_end).
 struct RuleItem {
   int64_t seq;
   int64_t head_begin, head_end;  // value heads that share one key head are adjacent in an item where the map allows
@@ -31,8 +38,9 @@ struct RuleKernels {
 
 // Elementwise and convolution kernels work on ranges so that the caller splits them over threads.
 struct OpKernels {
-  // conv1d: sequence `seq`, channels [c_begin, c_end), tokens [t_begin, t_end) of that sequence (relative). State is written by the caller's
-  // separate call of conv1d_state for the same channels once every y of them is done (y may alias x).
+  // conv1d: sequence `seq`, channels [c_begin, c_end), tokens [t_begin, t_end) of that sequence (relative). State is
+  // written by the caller's separate call of conv1d_state for the same channels once every y of them is done (y may
+  // alias x).
   void (*conv1d)(const ConvProblem&, int64_t seq, int64_t c_begin, int64_t c_end, int64_t t_begin, int64_t t_end);
   void (*gate)(const GateProblem&, int64_t row_begin, int64_t row_end);  // flattened rows[0]*rows[1]*rows[2]
   void (*norm)(const NormProblem&, int64_t row_begin, int64_t row_end);
@@ -46,8 +54,8 @@ struct IsaTable {
 };
 
 bool isa_compiled(Isa isa);
-bool isa_usable(Isa isa);      // compiled, and the CPU and OS have it
-Isa active_isa();              // best usable under the cap
+bool isa_usable(Isa isa);                                  // compiled, and the CPU and OS have it
+Isa active_isa();                                          // best usable under the cap
 bool set_isa_cap(const char* name, const char** why_not);  // "auto" lifts it
 const char* isa_name(Isa isa);
 const IsaTable& isa_table(Isa isa);  // kAmx gives the avx512 table

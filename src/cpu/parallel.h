@@ -28,8 +28,8 @@ void parallel_for(int64_t num_items, int32_t threads, WorkRef work, int64_t grai
 int32_t effective_threads(int32_t threads);
 void set_default_threads(int32_t n);  // 0: environment / hardware
 
-// This thread's scratch: 64-byte aligned, at least `bytes`, contents undefined, valid until this thread's next call of scratch().
-// nullptr when memory is short. Grows only.
+// This thread's scratch: 64-byte aligned, at least `bytes`, contents undefined, valid until this thread's next call of
+// scratch(). nullptr when memory is short. Grows only.
 void* scratch(size_t bytes);
 void release_scratch();  // frees idle pool threads' scratch and the caller's
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The kernels every ISA defines (chunk.cpp, recurrent.cpp, conv1d.cpp, elementwise.cpp, rope.cpp); collected by table.cpp.
+// The kernels every ISA defines (chunk.cpp, recurrent.cpp, conv1d.cpp, elementwise.cpp, rope.cpp); collected by
+// table.cpp.
 #pragma once
 #include "cpu/dispatch.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Shared by the kernels of one ISA: Highway's static target, dtype conversion of rows, and the transcendental functions.
-// Included once per translation unit of src/cpu/isa; everything sits in gdn::cpu::GDN_ISA_NS.
+// Shared by the kernels of one ISA: Highway's static target, dtype conversion of rows, and the transcendental
+// functions. Included once per translation unit of src/cpu/isa; everything sits in gdn::cpu::GDN_ISA_NS.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -57,9 +57,10 @@ static inline uint16_t f32_to_f16(float f) {
   std::memcpy(&u, &f, 4);
   const uint32_t sign = (u >> 16) & 0x8000u;
   u &= 0x7fffffffu;
-  if (u >= 0x7f800000u) return static_cast<uint16_t>(sign | 0x7c00u | (u > 0x7f800000u ? 0x200u | ((u >> 13) & 0x3ffu) : 0u));
+  if (u >= 0x7f800000u)
+    return static_cast<uint16_t>(sign | 0x7c00u | (u > 0x7f800000u ? 0x200u | ((u >> 13) & 0x3ffu) : 0u));
   if (u >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // rounds to infinity
-  if (u < 0x38800000u) {                                              // subnormal: let the FPU round
+  if (u < 0x38800000u) {                                               // subnormal: let the FPU round
     float mag;
     std::memcpy(&mag, &u, 4);
     mag += 0.5f;

@@ -4,8 +4,8 @@
 
 namespace gdn::cpu::GDN_ISA_NS {
 
-const RuleKernels kRule = {lanes(),     chunk_panel_v(),   chunk_block_tokens(), chunk_scratch,
-                           chunk_item,  recurrent_scratch, recurrent_item};
+const RuleKernels kRule = {lanes(),    chunk_panel_v(),   chunk_block_tokens(), chunk_scratch,
+                           chunk_item, recurrent_scratch, recurrent_item};
 const OpKernels kOps = {conv1d_range, gate_range, norm_range, rope_range};
 extern const IsaTable kTable;
 const IsaTable kTable = {GDN_ISA_NAME, &kRule, &kOps};
