@@ -293,6 +293,9 @@ GDN_API int32_t gdn_get_num_threads(void);
  * GDN_ISA in the environment does the same at load. */
 GDN_API gdn_status gdn_set_isa(const char* name);
 GDN_API const char* gdn_get_isa(void);
+/* Measures, now and with num_threads threads (0: default), the fp32 multiply-add peak of the active ISA in GFLOP/s and
+ * the memory copy rate in GB/s (bytes read + bytes written). NULL: not wanted. Takes about 0.2 s each. */
+GDN_API gdn_status gdn_measure_peak(int32_t num_threads, double* fma_gflops, double* copy_gb_per_s);
 /* Frees the pool threads' scratch memory (it grows on demand and is otherwise kept). */
 GDN_API gdn_status gdn_release_memory(void);
 

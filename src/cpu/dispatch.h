@@ -51,6 +51,8 @@ struct IsaTable {
   const char* name;  // "avx2"
   const RuleKernels* rule;
   const OpKernels* ops;
+  double (*fma_loop)(int64_t iterations, float seed);  // see isa/peak.cpp
+  int64_t (*fma_loop_flop)();
 };
 
 bool isa_compiled(Isa isa);

@@ -19,4 +19,8 @@ void gate_range(const GateProblem& p, int64_t row_begin, int64_t row_end);
 void norm_range(const NormProblem& p, int64_t row_begin, int64_t row_end);
 void rope_range(const RopeProblem& p, int64_t token_begin, int64_t token_end);
 
+// peak.cpp: `iterations` rounds of fma_loop_flop() FLOP each; the result only keeps the loop alive.
+double fma_loop(int64_t iterations, float seed);
+int64_t fma_loop_flop();
+
 }  // namespace gdn::cpu::GDN_ISA_NS
