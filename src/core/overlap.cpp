@@ -7,7 +7,7 @@
 
 #include "core/validate_util.h"
 
-namespace gdn::check {
+namespace gdn::validation {
 namespace {
 
 __extension__ typedef __int128 Wide;
@@ -150,4 +150,4 @@ Overlap views_overlap(const View& a, const View& b) {
   return equation.solve(distance / unit, false);
 }
 
-}  // namespace gdn::check
+}  // namespace gdn::validation

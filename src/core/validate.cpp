@@ -12,9 +12,9 @@
 namespace gdn {
 namespace {
 
-using check::Checker;
-using check::kAnySize;
-using check::read_index;
+using validation::Checker;
+using validation::kAnySize;
+using validation::read_index;
 
 constexpr int64_t kMaxHeadDim = 512;
 
@@ -69,7 +69,7 @@ bool check_scalars(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
 }
 
 bool check_tensors(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
-  constexpr uint32_t kTypes = check::kFloatsAndF64;
+  constexpr uint32_t kTypes = validation::kFloatsAndF64;
   if (!c->required("q", a.q, kTypes, {{"B", kAnySize}, {"T", kAnySize}, {"Hk", kAnySize}, {"K", kAnySize}}, &p->q)) {
     return false;
   }
@@ -77,7 +77,7 @@ bool check_tensors(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
   p->T = p->q.shape[1];
   p->Hk = p->q.shape[2];
   p->K = p->q.shape[3];
-  const check::Dim dim_b{"B", p->B}, dim_t{"T", p->T};
+  const validation::Dim dim_b{"B", p->B}, dim_t{"T", p->T};
   if (!c->required("k", a.k, kTypes, {dim_b, dim_t, {"Hk", p->Hk}, {"K", p->K}}, &p->k) ||
       !c->required("v", a.v, kTypes, {dim_b, dim_t, {"Hv", kAnySize}, {"V", kAnySize}}, &p->v)) {
     return false;
@@ -93,7 +93,7 @@ bool check_tensors(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
   if (p->Hv % p->Hk != 0) {
     return c->invalid("v", "Hv = " + std::to_string(p->Hv), "a multiple of Hk = " + std::to_string(p->Hk));
   }
-  const check::Dim dim_h{"Hv", p->Hv};
+  const validation::Dim dim_h{"Hv", p->Hv};
   if (!(c->optional("g", a.g, kTypes, {dim_b, dim_t, dim_h}, &p->g) &&
         c->optional("beta", a.beta, kTypes, {dim_b, dim_t, dim_h}, &p->beta) &&
         c->optional("A_log", a.A_log, kTypes, {dim_h}, &p->A_log) &&
@@ -114,10 +114,10 @@ bool check_tensors(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
 
 // State tensors arrive in the named layout and leave K-first.
 bool read_state(Checker* c, const char* name, const gdn_tensor* t, const gdn_rule_args& a, const RuleProblem& p,
-                check::Dim rows, bool output, View* view) {
-  const check::Dim dim_k{"K", p.K}, dim_v{"V", p.V};
+                validation::Dim rows, bool output, View* view) {
+  const validation::Dim dim_k{"K", p.K}, dim_v{"V", p.V};
   const bool v_first = a.state_layout == GDN_STATE_V_FIRST;
-  if (!c->optional(name, t, check::kFloatsAndF64,
+  if (!c->optional(name, t, validation::kFloatsAndF64,
                    {rows, {"Hv", p.Hv}, v_first ? dim_v : dim_k, v_first ? dim_k : dim_v}, view, output)) {
     return false;
   }
@@ -132,17 +132,18 @@ bool check_states(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metadata* 
   const bool tokens = a.token_state_indices != nullptr;
   const bool shared = a.initial_state != nullptr && a.final_state != nullptr && a.final_state_indices == nullptr &&
                       a.initial_state->data == a.final_state->data;
-  const check::Dim row_per_seq{"N", p->N}, slots{"slots", kAnySize};
+  const validation::Dim row_per_seq{"N", p->N}, slots{"slots", kAnySize};
   const bool initial_pool = a.initial_state_indices != nullptr || tokens;
   // Whether the default of final_state_indices applies is settled by same_view below; here only the row count matters.
   const bool final_pool = a.final_state_indices != nullptr || tokens || (shared && initial_pool);
   if (!(read_state(c, "initial_state", a.initial_state, a, *p, initial_pool ? slots : row_per_seq, false,
                    &p->initial_state) &&
         read_state(c, "final_state", a.final_state, a, *p, final_pool ? slots : row_per_seq, true, &p->final_state) &&
-        c->optional("initial_state_indices", a.initial_state_indices, check::kIndices, {row_per_seq},
+        c->optional("initial_state_indices", a.initial_state_indices, validation::kIndices, {row_per_seq},
                     &m->initial_indices) &&
-        c->optional("has_initial_state", a.has_initial_state, check::kFlags, {row_per_seq}, &m->has_initial) &&
-        c->optional("final_state_indices", a.final_state_indices, check::kIndices, {row_per_seq}, &m->final_indices))) {
+        c->optional("has_initial_state", a.has_initial_state, validation::kFlags, {row_per_seq}, &m->has_initial) &&
+        c->optional("final_state_indices", a.final_state_indices, validation::kIndices, {row_per_seq},
+                    &m->final_indices))) {
     return false;
   }
   if (tokens && (m->initial_indices.present() || m->final_indices.present())) {
@@ -179,7 +180,7 @@ bool check_token_row(Checker* c, const gdn_rule_args& a, RuleProblem* p, const M
     if (accepted < 1 || accepted > columns) {
       // Padding of a batch: all slots null, the count is whatever the engine left there.
       for (int64_t t = 0; t < columns; ++t) {
-        if (!check::is_null_slot(entry(t), a.null_slots)) {
+        if (!validation::is_null_slot(entry(t), a.null_slots)) {
           return c->invalid("num_accepted", "num_accepted[" + std::to_string(n) + "] = " + std::to_string(accepted),
                             "1.." + std::to_string(columns) + " (the columns of token_state_indices)");
         }
@@ -191,7 +192,7 @@ bool check_token_row(Checker* c, const gdn_rule_args& a, RuleProblem* p, const M
   }
   if (columns == 0) return true;  // no tokens and no slots
   const int64_t read = entry(start);
-  if (check::is_null_slot(read, a.null_slots)) {
+  if (validation::is_null_slot(read, a.null_slots)) {
     seq.is_null = true;
     return true;
   }
@@ -204,7 +205,7 @@ bool check_token_row(Checker* c, const gdn_rule_args& a, RuleProblem* p, const M
   seq.read_slot = p->initial_state.present() && has_initial ? read : -1;
   for (int64_t t = 0; t < seq.len; ++t) {
     const int64_t slot = entry(t);
-    if (check::is_null_slot(slot, a.null_slots)) continue;
+    if (validation::is_null_slot(slot, a.null_slots)) continue;
     if (slot >= slot_limit(*p, false)) {
       return c->invalid("token_state_indices", where(t),
                         "a slot below " + std::to_string(slot_limit(*p, false)) + " (final_state), or a null slot");
@@ -215,9 +216,9 @@ bool check_token_row(Checker* c, const gdn_rule_args& a, RuleProblem* p, const M
 }
 
 bool check_token_slots(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metadata* m, int64_t longest) {
-  if (!c->optional("token_state_indices", a.token_state_indices, check::kIndices, {{"N", p->N}, {"S", kAnySize}},
+  if (!c->optional("token_state_indices", a.token_state_indices, validation::kIndices, {{"N", p->N}, {"S", kAnySize}},
                    &m->token_indices) ||
-      !c->optional("num_accepted", a.num_accepted, check::kIndices, {{"N", p->N}}, &m->num_accepted)) {
+      !c->optional("num_accepted", a.num_accepted, validation::kIndices, {{"N", p->N}}, &m->num_accepted)) {
     return false;
   }
   if (!m->token_indices.present()) {
@@ -229,9 +230,9 @@ bool check_token_slots(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metad
     return c->invalid("token_state_indices", "S = " + std::to_string(columns),
                       "S of at least the longest sequence, " + std::to_string(longest));
   }
-  if (columns > 0 && p->N > check::kMaxIndexEntries / columns) {
+  if (columns > 0 && p->N > validation::kMaxIndexEntries / columns) {
     return c->unsupported("token_state_indices", std::to_string(p->N) + " x " + std::to_string(columns) + " entries",
-                          "at most " + std::to_string(check::kMaxIndexEntries));
+                          "at most " + std::to_string(validation::kMaxIndexEntries));
   }
   p->token_slot_columns = columns;
   p->token_slots.assign(static_cast<size_t>(p->N * columns), -1);
@@ -254,7 +255,7 @@ bool check_checkpoints(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metad
     return c->invalid("checkpoint_every", std::to_string(a.checkpoint_every), "at least 1 with checkpoints");
   }
   if (!read_state(c, "checkpoints", a.checkpoints, a, *p, {"slots", kAnySize}, true, &p->checkpoints) ||
-      !c->optional("checkpoint_indices", a.checkpoint_indices, check::kIndices, {{"M", kAnySize}},
+      !c->optional("checkpoint_indices", a.checkpoint_indices, validation::kIndices, {{"M", kAnySize}},
                    &m->checkpoint_indices)) {
     return false;
   }
@@ -271,16 +272,16 @@ bool check_checkpoints(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metad
                       "at least M = " + std::to_string(count) + " (one per " + std::to_string(a.checkpoint_every) +
                           " tokens of every sequence)");
   }
-  if (count > check::kMaxIndexEntries) {
+  if (count > validation::kMaxIndexEntries) {
     return c->unsupported("checkpoint_every", std::to_string(count) + " checkpoints",
-                          "at most " + std::to_string(check::kMaxIndexEntries));
+                          "at most " + std::to_string(validation::kMaxIndexEntries));
   }
   p->checkpoint_every = a.checkpoint_every;
   p->checkpoint_slots.resize(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     int64_t slot = i;
     if (indices.present()) slot = indices.data != nullptr ? read_index(indices, i) : -1;
-    if (indices.present() && check::is_null_slot(slot, a.null_slots)) slot = -1;
+    if (indices.present() && validation::is_null_slot(slot, a.null_slots)) slot = -1;
     if (slot >= p->checkpoints.shape[0]) {
       return c->invalid("checkpoint_indices", "checkpoint_indices[" + std::to_string(i) + "] = " + std::to_string(slot),
                         "a row below " + std::to_string(p->checkpoints.shape[0]) + ", or a null slot");
@@ -294,7 +295,7 @@ bool check_checkpoints(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metad
 // state pool itself no checkpoint lands in a slot that the call also reads or writes as a state.
 bool check_duplicates(Checker* c, const RuleProblem& p) {
   std::vector<int64_t> slots = p.token_slots;
-  int64_t twice = check::duplicate_slot(&slots);
+  int64_t twice = validation::duplicate_slot(&slots);
   if (twice >= 0) {
     return c->invalid("token_state_indices", "slot " + std::to_string(twice) + " written twice",
                       "distinct slots (GDN_CHECK)");
@@ -306,10 +307,10 @@ bool check_duplicates(Checker* c, const RuleProblem& p) {
       slots.push_back(p.checkpoint_slots[static_cast<size_t>(seq.checkpoint_begin + i)]);
     }
   }
-  twice = check::duplicate_slot(&slots);
+  twice = validation::duplicate_slot(&slots);
   if (twice < 0) {
     const auto add_states = [&](const View& state, bool reads) {
-      if (!check::same_view(p.checkpoints, state)) return;
+      if (!validation::same_view(p.checkpoints, state)) return;
       std::vector<int64_t> used = slots;
       std::vector<int64_t> states;
       for (const Sequence& seq : p.seqs) states.push_back(reads ? seq.read_slot : seq.write_slot);
@@ -317,7 +318,7 @@ bool check_duplicates(Checker* c, const RuleProblem& p) {
       std::sort(states.begin(), states.end());
       states.erase(std::unique(states.begin(), states.end()), states.end());
       used.insert(used.end(), states.begin(), states.end());
-      twice = std::max(twice, check::duplicate_slot(&used));
+      twice = std::max(twice, validation::duplicate_slot(&used));
     };
     add_states(p.initial_state, true);
     add_states(p.final_state, false);
@@ -370,8 +371,8 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
   if (!c->read_struct(args, kFirstSize, sizeof(a), &a)) return false;
   p->op = op;
   if (!check_scalars(c, a, p) || !check_tensors(c, a, p) ||
-      !c->optional("cu_seqlens", a.cu_seqlens, check::kIndices, {{"N + 1", kAnySize}}, &m.cu_seqlens) ||
-      !check::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs)) {
+      !c->optional("cu_seqlens", a.cu_seqlens, validation::kIndices, {{"N + 1", kAnySize}}, &m.cu_seqlens) ||
+      !validation::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs)) {
     return false;
   }
   p->N = static_cast<int64_t>(p->seqs.size());
@@ -387,14 +388,14 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
   }
   if (!check_states(c, a, p, &m) || !check_token_slots(c, a, p, &m, longest)) return false;
   if (!m.token_indices.present()) {
-    const check::SlotArguments slots{&p->initial_state, &p->final_state, &m.initial_indices,
-                                     &m.final_indices,  &m.has_initial,  a.null_slots};
-    if (!check::build_slots(c, slots, &p->seqs)) return false;
+    const validation::SlotArguments slots{&p->initial_state, &p->final_state, &m.initial_indices,
+                                          &m.final_indices,  &m.has_initial,  a.null_slots};
+    if (!validation::build_slots(c, slots, &p->seqs)) return false;
   }
   if (a.snapshots != nullptr) {
-    const check::Dim dim_k{"K", p->K}, dim_v{"V", p->V};
+    const validation::Dim dim_k{"K", p->K}, dim_v{"V", p->V};
     const bool v_first = a.state_layout == GDN_STATE_V_FIRST;
-    if (!c->optional("snapshots", a.snapshots, check::kFloatsAndF64,
+    if (!c->optional("snapshots", a.snapshots, validation::kFloatsAndF64,
                      {{"N", p->N}, {"S", kAnySize}, {"Hv", p->Hv}, v_first ? dim_v : dim_k, v_first ? dim_k : dim_v},
                      &p->snapshots, true)) {
       return false;
@@ -409,7 +410,7 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
     }
   }
   if (!check_checkpoints(c, a, p, &m) || !check_overlaps(c, *p, m)) return false;
-  if (check::debug_checks()) return check_duplicates(c, *p);
+  if (validation::debug_checks()) return check_duplicates(c, *p);
   return true;
 }
 

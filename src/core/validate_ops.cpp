@@ -11,10 +11,10 @@
 namespace gdn {
 namespace {
 
-using check::Checker;
-using check::kAnySize;
-using check::kFloats;
-using check::read_index;
+using validation::Checker;
+using validation::kAnySize;
+using validation::kFloats;
+using validation::read_index;
 
 constexpr int64_t kMaxConvWidth = 16;
 
@@ -34,9 +34,9 @@ void pad_to_rank_4(View* view) {
 bool same_shape(Checker* c, const char* name, const View& view, const char* other_name, const View& other) {
   bool same = view.ndim == other.ndim;
   for (int32_t i = 0; same && i < view.ndim; ++i) same = view.shape[i] == other.shape[i];
-  return same ||
-         c->invalid(name, "shape " + check::shape_text(view.shape, view.ndim),
-                    std::string("the shape of '") + other_name + "', " + check::shape_text(other.shape, other.ndim));
+  return same || c->invalid(name, "shape " + validation::shape_text(view.shape, view.ndim),
+                            std::string("the shape of '") + other_name + "', " +
+                                validation::shape_text(other.shape, other.ndim));
 }
 
 // ---- causal_conv1d
@@ -71,7 +71,7 @@ bool check_accepted(Checker* c, const ConvMetadata& m, ConvProblem* p) {
 }
 
 bool conv_states(Checker* c, const gdn_conv1d_args& a, ConvProblem* p, ConvMetadata* m) {
-  const check::Dim per_seq{"N", p->N}, slots{"slots", kAnySize}, dim_d{"D", p->D}, dim_l{"L", kAnySize};
+  const validation::Dim per_seq{"N", p->N}, slots{"slots", kAnySize}, dim_d{"D", p->D}, dim_l{"L", kAnySize};
   const bool initial_pool = a.initial_state_indices != nullptr;
   const bool shared =
       a.initial_state != nullptr && a.final_state != nullptr && a.initial_state->data == a.final_state->data;
@@ -80,11 +80,11 @@ bool conv_states(Checker* c, const gdn_conv1d_args& a, ConvProblem* p, ConvMetad
                     &p->initial_state) &&
         c->optional("final_state", a.final_state, kFloats, {final_pool ? slots : per_seq, dim_d, dim_l},
                     &p->final_state, true) &&
-        c->optional("initial_state_indices", a.initial_state_indices, check::kIndices, {per_seq},
+        c->optional("initial_state_indices", a.initial_state_indices, validation::kIndices, {per_seq},
                     &m->initial_indices) &&
-        c->optional("has_initial_state", a.has_initial_state, check::kFlags, {per_seq}, &m->has_initial) &&
-        c->optional("final_state_indices", a.final_state_indices, check::kIndices, {per_seq}, &m->final_indices) &&
-        c->optional("num_accepted", a.num_accepted, check::kIndices, {per_seq}, &m->num_accepted))) {
+        c->optional("has_initial_state", a.has_initial_state, validation::kFlags, {per_seq}, &m->has_initial) &&
+        c->optional("final_state_indices", a.final_state_indices, validation::kIndices, {per_seq}, &m->final_indices) &&
+        c->optional("num_accepted", a.num_accepted, validation::kIndices, {per_seq}, &m->num_accepted))) {
     return false;
   }
   if (!p->initial_state.present() && (m->initial_indices.present() || m->has_initial.present())) {
@@ -104,9 +104,9 @@ bool conv_states(Checker* c, const gdn_conv1d_args& a, ConvProblem* p, ConvMetad
     return c->invalid(p->initial_state.present() ? "initial_state" : "final_state", "L = " + std::to_string(p->L),
                       "L >= W - 1 = " + std::to_string(p->W - 1));
   }
-  const check::SlotArguments args{&p->initial_state, &p->final_state, &m->initial_indices,
-                                  &m->final_indices, &m->has_initial, a.null_slots};
-  return check::build_slots(c, args, &p->seqs) && check_accepted(c, *m, p);
+  const validation::SlotArguments args{&p->initial_state, &p->final_state, &m->initial_indices,
+                                       &m->final_indices, &m->has_initial, a.null_slots};
+  return validation::build_slots(c, args, &p->seqs) && check_accepted(c, *m, p);
 }
 
 bool run_checks(Checker* c, const gdn_conv1d_args* args, ConvProblem* p) {
@@ -133,8 +133,8 @@ bool run_checks(Checker* c, const gdn_conv1d_args* args, ConvProblem* p) {
   if (p->W > kMaxConvWidth) return c->unsupported("weight", "W = " + std::to_string(p->W), "W in 1..16");
   if (!(c->optional("bias", a.bias, kFloats, {{"D", p->D}}, &p->bias) &&
         c->required("y", a.y, kFloats, {{"B", p->B}, {"D", p->D}, {"T", p->T}}, &p->y, true) &&
-        c->optional("cu_seqlens", a.cu_seqlens, check::kIndices, {{"N + 1", kAnySize}}, &m.cu_seqlens) &&
-        check::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs))) {
+        c->optional("cu_seqlens", a.cu_seqlens, validation::kIndices, {{"N + 1", kAnySize}}, &m.cu_seqlens) &&
+        validation::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs))) {
     return false;
   }
   p->N = static_cast<int64_t>(p->seqs.size());
@@ -264,7 +264,7 @@ bool run_checks(Checker* c, const gdn_rmsnorm_gated_args* args, NormProblem* p) 
 bool broadcast_batch(Checker* c, const char* name, int32_t dim, int64_t batch, View* view) {
   if (view->shape[dim] == batch) return true;
   if (view->shape[dim] != 1) {
-    return c->invalid(name, "shape " + check::shape_text(view->shape, view->ndim),
+    return c->invalid(name, "shape " + validation::shape_text(view->shape, view->ndim),
                       "a batch size of 1 or B = " + std::to_string(batch));
   }
   view->shape[dim] = batch;
@@ -284,7 +284,7 @@ bool check_mrope(Checker* c, const gdn_qk_rmsnorm_rope_args& a, RopeProblem* p) 
   }
   const bool three_axes = p->positions.ndim == 3;
   if (mrope != three_axes) {
-    return c->invalid("positions", "shape " + check::shape_text(p->positions.shape, p->positions.ndim),
+    return c->invalid("positions", "shape " + validation::shape_text(p->positions.shape, p->positions.ndim),
                       mrope ? "[3, B, T] with mrope_section" : "[B, T] without mrope_section");
   }
   std::copy(section, section + 3, p->mrope_section);
@@ -307,7 +307,7 @@ bool check_positions(Checker* c, const gdn_qk_rmsnorm_rope_args& a, RopeProblem*
   View& pos = p->positions;
   const int32_t batch_dim = pos.ndim - 2;
   if (pos.shape[pos.ndim - 1] != p->T || (pos.ndim == 3 && pos.shape[0] != 3)) {
-    return c->invalid("positions", "shape " + check::shape_text(pos.shape, pos.ndim),
+    return c->invalid("positions", "shape " + validation::shape_text(pos.shape, pos.ndim),
                       "[B or 1, T] or [3, B or 1, T] with T = " + std::to_string(p->T));
   }
   if (!broadcast_batch(c, "positions", batch_dim, p->B, &pos)) return false;
@@ -322,10 +322,10 @@ bool check_positions(Checker* c, const gdn_qk_rmsnorm_rope_args& a, RopeProblem*
 }
 
 bool check_angles(Checker* c, const gdn_qk_rmsnorm_rope_args& a, RopeProblem* p) {
-  const check::Dim batch{"B or 1", kAnySize}, dim_t{"T", p->T};
+  const validation::Dim batch{"B or 1", kAnySize}, dim_t{"T", p->T};
   if (!(c->optional("cos", a.cos, kFloats, {batch, dim_t, {"R", kAnySize}}, &p->cos) &&
         c->optional("sin", a.sin, kFloats, {batch, dim_t, {"R", kAnySize}}, &p->sin) &&
-        c->any_rank("positions", a.positions, check::kIndices, 2, 3, &p->positions))) {
+        c->any_rank("positions", a.positions, validation::kIndices, 2, 3, &p->positions))) {
     return false;
   }
   if (p->positions.present()) return check_positions(c, a, p);
@@ -369,8 +369,8 @@ bool run_checks(Checker* c, const gdn_qk_rmsnorm_rope_args* args, RopeProblem* p
   p->D = p->k.shape[3];
   if (!c->positive_dim("k", "Hkv", p->Hkv) || !c->positive_dim("k", "D", p->D)) return false;
   if (p->D > INT64_MAX / 2) return c->invalid("k", "D = " + std::to_string(p->D), "a smaller D");
-  const check::Dim dim_b{"B", p->B}, dim_t{"T", p->T}, dim_d{"D", p->D};
-  const check::Dim q_dim = p->q_has_gate ? check::Dim{"2D", 2 * p->D} : dim_d;
+  const validation::Dim dim_b{"B", p->B}, dim_t{"T", p->T}, dim_d{"D", p->D};
+  const validation::Dim q_dim = p->q_has_gate ? validation::Dim{"2D", 2 * p->D} : dim_d;
   if (!c->required("q", a.q, kFloats, {dim_b, dim_t, {"Hq", kAnySize}, q_dim}, &p->q)) return false;
   p->Hq = p->q.shape[2];
   if (!(c->positive_dim("q", "Hq", p->Hq) &&

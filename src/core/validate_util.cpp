@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace gdn::check {
+namespace gdn::validation {
 namespace {
 
 __extension__ typedef __int128 Wide;
@@ -377,4 +377,4 @@ bool build_slots(Checker* check, const SlotArguments& args, std::vector<Sequence
   return true;
 }
 
-}  // namespace gdn::check
+}  // namespace gdn::validation

@@ -9,7 +9,7 @@
 #include "core/problem.h"
 #include "core/status.h"
 
-namespace gdn::check {
+namespace gdn::validation {
 
 inline constexpr int64_t kAnySize = -1;            // accepted as found
 inline constexpr int64_t kMaxSequences = 1 << 24;  // keeps host metadata below 1 GiB
@@ -108,4 +108,4 @@ int64_t duplicate_slot(std::vector<int64_t>* slots);
 std::string shape_text(const int64_t* shape, int32_t ndim);
 const char* dtype_text(int32_t dtype);
 
-}  // namespace gdn::check
+}  // namespace gdn::validation
