@@ -36,7 +36,7 @@ extern "C" gdn_status gdn_measure_peak(int32_t num_threads, double* fma_gflops, 
     const gdn::cpu::IsaTable& table = gdn::cpu::isa_table(gdn::cpu::active_isa());
     constexpr int64_t kIterations = 4'000'000;
     std::atomic<double> sink{0};  // keeps the loops alive
-    auto item = [&](int64_t i, int32_t) { sink.store(table.fma_loop(kIterations, 1e-9f * static_cast<float>(i))); };
+    auto item = [&](int64_t i, int32_t) { sink.store(table.fma_loop(kIterations, 1e-3f * static_cast<float>(i + 1))); };
     const double best = best_round_seconds(threads, 7, item);
     *fma_gflops = 1e-9 * static_cast<double>(table.fma_loop_flop()) * kIterations * threads / best;
   }

@@ -10,8 +10,11 @@ double fma_loop(int64_t iterations, float seed) {
   // Twelve chains cover latency 4-5 at two per cycle on every core of this decade; contraction towards a fixed point
   // keeps values normal.
   const F32Vec m = hn::Set(d, 0.5f + seed), c = hn::Set(d, 0.25f);
-  F32Vec a0 = hn::Set(d, 0.1f), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0, a8 = a0, a9 = a0,
-         a10 = a0, a11 = a0;
+  // Every chain starts elsewhere (seed is a run-time value), or the compiler would compute one and call it twelve.
+  const F32Vec s0 = hn::Set(d, seed);
+  F32Vec a0 = s0, a1 = hn::Add(a0, s0), a2 = hn::Add(a1, s0), a3 = hn::Add(a2, s0), a4 = hn::Add(a3, s0),
+         a5 = hn::Add(a4, s0), a6 = hn::Add(a5, s0), a7 = hn::Add(a6, s0), a8 = hn::Add(a7, s0), a9 = hn::Add(a8, s0),
+         a10 = hn::Add(a9, s0), a11 = hn::Add(a10, s0);
   for (int64_t i = 0; i < iterations; ++i) {
     a0 = hn::MulAdd(a0, m, c);
     a1 = hn::MulAdd(a1, m, c);
