@@ -16,8 +16,10 @@
  *   A NULL tensor pointer means "absent".
  * - Argument structs start with struct_size: set it to sizeof(the struct) (GDN_INIT does). Fields are only ever
  *   appended; zero is the default of every field.
- * - Outputs must not overlap inputs, except that final_state may be exactly the same view as initial_state, and a conv
- * / norm output may be exactly the same view as its x.
+ * - Outputs must not overlap inputs or each other, except that final_state may be exactly the same view as
+ *   initial_state, checkpoints exactly that of either (its rows are then slots that the call uses for nothing else), and
+ *   a conv / norm output exactly that of its x. Overlap means a shared element: interleaved strided views (slices of a
+ *   packed projection, pools that share a page) are fine. A call is refused when a shared element is proven.
  * - Empty work (no tokens, no sequences) returns GDN_OK at once; final states of empty sequences equal their initial
  *   states (zeros without one).
  * - Thread-safe. Work runs on a persistent pool (gdn_set_num_threads); results do not depend on the thread count.
@@ -299,8 +301,13 @@ GDN_API gdn_status gdn_measure_peak(int32_t num_threads, double* fma_gflops, dou
 /* Frees the pool threads' scratch memory (it grows on demand and is otherwise kept). */
 GDN_API gdn_status gdn_release_memory(void);
 
+#ifdef __cplusplus
 #define GDN_INIT(args_struct) \
   { sizeof(args_struct) }
+#else
+#define GDN_INIT(args_struct) \
+  { .struct_size = sizeof(args_struct) }
+#endif
 
 #ifdef __cplusplus
 } /* extern "C" */

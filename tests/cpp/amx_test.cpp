@@ -205,6 +205,38 @@ TEST(AmxVec, ExpMatchesDouble) {
   EXPECT_EQ(cpu::amx::exp16(cpu::amx::splat(-6000.0f))[0], 0.0f);
 }
 
+TEST(AmxVec, GateFunctionsMatchDouble) {
+  namespace amx = cpu::amx;
+  double worst_log = 0, worst_softplus = 0, worst_sigmoid = 0;
+  const auto relative = [](double found, double expected) { return std::fabs(found - expected) / std::fabs(expected); };
+  for (float x = -80; x < 80; x += 0.0131f) {
+    const double wide = x;
+    const float e = std::exp(x);
+    if (e != 1)
+      worst_log = std::max(worst_log, relative(amx::log16(amx::splat(e))[2], std::log(static_cast<double>(e))));
+    worst_softplus = std::max(worst_softplus, relative(amx::softplus16(amx::splat(x))[2],
+                                                       std::max(wide, 0.0) + std::log1p(std::exp(-std::fabs(wide)))));
+    worst_sigmoid = std::max(worst_sigmoid, relative(amx::sigmoid16(amx::splat(x))[2], 1 / (1 + std::exp(-wide))));
+  }
+  for (float x = 0.98f; x < 1.02f; x += 1e-5f) {
+    if (x != 1)
+      worst_log = std::max(worst_log, relative(amx::log16(amx::splat(x))[2], std::log(static_cast<double>(x))));
+  }
+  EXPECT_LT(worst_log, 4e-7);
+  EXPECT_LT(worst_softplus, 5e-7);
+  EXPECT_LT(worst_sigmoid, 5e-7);
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(amx::log16(amx::splat(0.0f))[0], -infinity);
+  EXPECT_EQ(amx::log16(amx::splat(infinity))[0], infinity);
+  EXPECT_TRUE(std::isnan(amx::log16(amx::splat(-1.0f))[0]));
+  EXPECT_TRUE(std::isnan(amx::log16(amx::splat(nan))[0]));
+  EXPECT_TRUE(std::isnan(amx::softplus16(amx::splat(nan))[0]));
+  EXPECT_TRUE(std::isnan(amx::sigmoid16(amx::splat(nan))[0]));
+  EXPECT_EQ(amx::softplus16(amx::splat(infinity))[0], infinity);
+  EXPECT_EQ(amx::sigmoid16(amx::splat(infinity))[0], 1.0f);
+  EXPECT_EQ(amx::sigmoid16(amx::splat(-infinity))[0], 0.0f);
+}
+
 TEST(AmxVec, SplitAndRounding) {
   std::mt19937 rng(7);
   for (int i = 0; i < 2000; ++i) {
