@@ -90,40 +90,45 @@ static inline void unpack_row(const char* tiles, int64_t kappas, int64_t i, floa
   }
 }
 
-static inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+// A column of the chunk's tokens for one head as fp32; rows past the end get 0.
+static inline void load_column(const View& x, const Rows& rows, int64_t h, float* out) {
+  const char* src = x.at(rows.batch, rows.token, h);
+  const int64_t step = x.stride[1] * dtype_bytes(x.dtype);
+  for (int64_t i = 0; i < rows.n; ++i) out[i] = load_scalar(src + i * step, x.dtype);
+  for (int64_t i = rows.n; i < rows.pairs() * 32; ++i) out[i] = 0;
+}
 
 // g (log form, floored at -104) and beta of the chunk's tokens for one head; rows past the end get 0.
 static inline void load_gates(const RuleProblem& p, const Rows& rows, int64_t h, const Scratch& s) {
-  float decay = 0, bias = 0;
-  if (p.gate_form == GDN_GATE_RAW && p.g.present()) {
-    decay = -std::exp(load_scalar(p.A_log.at(h), p.A_log.dtype));
-    if (p.dt_bias.present()) bias = load_scalar(p.dt_bias.at(h), p.dt_bias.dtype);
-  }
-  for (int64_t i = 0; i < rows.pairs() * 32; ++i) {
-    s.g[i] = 0;
-    s.beta[i] = 0;
-    if (i >= rows.n) continue;
-    if (p.g.present()) {
-      float g = load_scalar(p.g.at(rows.batch, rows.token + i, h), p.g.dtype);
-      if (p.gate_form == GDN_GATE_LINEAR) {
-        g = std::log(g);
-      } else if (p.gate_form == GDN_GATE_RAW) {
-        const float x = g + bias;
-        g = decay * (x > 20.0f ? x : std::log1p(std::exp(x)));
-      }
-      s.g[i] = g < -104.0f ? -104.0f : g;
+  const int64_t n = rows.pairs() * 32;
+  if (p.g.present()) {
+    load_column(p.g, rows, h, s.g);
+    float decay = 0, bias = 0;
+    if (p.gate_form == GDN_GATE_RAW) {
+      decay = -std::exp(load_scalar(p.A_log.at(h), p.A_log.dtype));
+      if (p.dt_bias.present()) bias = load_scalar(p.dt_bias.at(h), p.dt_bias.dtype);
     }
-    float beta = 1;
-    if (p.beta.present()) {
-      beta = load_scalar(p.beta.at(rows.batch, rows.token + i, h), p.beta.dtype);
-      if (p.beta_form != GDN_BETA_VALUE) {
-        beta = sigmoid(beta);
-        if (p.beta_form == GDN_BETA_SIGMOID2) beta *= 2;
-        if (p.round_beta) beta = round_scalar(beta, p.beta.dtype);
-      }
+    for (int64_t i = 0; i < n; i += 16) {
+      VecF g = load(s.g + i);
+      if (p.gate_form == GDN_GATE_LINEAR) g = log16(g);
+      if (p.gate_form == GDN_GATE_RAW) g = softplus16(g + bias) * decay;
+      store(s.g + i, g < -104.0f ? splat(-104.0f) : g);
     }
-    s.beta[i] = beta;
+    for (int64_t i = rows.n; i < n; ++i) s.g[i] = 0;
+  } else {
+    std::memset(s.g, 0, static_cast<size_t>(n) * 4);
   }
+  if (p.beta.present()) {
+    load_column(p.beta, rows, h, s.beta);
+    if (p.beta_form != GDN_BETA_VALUE) {
+      const float factor = p.beta_form == GDN_BETA_SIGMOID2 ? 2.0f : 1.0f;
+      for (int64_t i = 0; i < n; i += 16) store(s.beta + i, sigmoid16(load(s.beta + i)) * factor);
+      for (int64_t i = 0; i < rows.n && p.round_beta; ++i) s.beta[i] = round_scalar(s.beta[i], p.beta.dtype);
+    }
+  } else {
+    for (int64_t i = 0; i < rows.n; ++i) s.beta[i] = 1;
+  }
+  for (int64_t i = rows.n; i < n; ++i) s.beta[i] = 0;
 }
 
 // Cumulates the gates and says whether the chunk form may be used: everything finite, no decay difference that could

@@ -96,6 +96,54 @@ GDN_AMX_INLINE VecF exp16(VecF x) {
   return from_bits((bits(y) + exponent) & reinterpret_cast<VecU>(alive));
 }
 
+// log(1 + y) for y in [0, 1], relative error 1e-7: 2 atanh(y / (2 + y)).
+GDN_AMX_INLINE VecF log1p16(VecF y) {
+  const VecF z = y / (y + 2.0f);
+  const VecF z2 = z * z;
+  VecF r = z2 * (2.0f / 17) + 2.0f / 15;
+  r = r * z2 + 2.0f / 13;
+  r = r * z2 + 2.0f / 11;
+  r = r * z2 + 2.0f / 9;
+  r = r * z2 + 2.0f / 7;
+  r = r * z2 + 2.0f / 5;
+  r = r * z2 + 2.0f / 3;
+  return r * (z2 * z) + z * 2.0f;
+}
+
+// Natural logarithm, relative error 2e-7. Zero and subnormals give -inf; negative values and NaN give NaN.
+GDN_AMX_INLINE VecF log16(VecF x) {
+  const VecU shifted = bits(x) - 0x3f3504f3u;  // sqrt(1/2): the mantissa m lands in [sqrt(1/2), sqrt(2))
+  const VecI exponent = reinterpret_cast<VecI>(shifted) >> 23;
+  const VecF m = from_bits((shifted & 0x007fffffu) + 0x3f3504f3u);
+  const VecF z = (m - 1.0f) / (m + 1.0f);
+  const VecF z2 = z * z;
+  VecF r = z2 * (2.0f / 11) + 2.0f / 9;
+  r = r * z2 + 2.0f / 7;
+  r = r * z2 + 2.0f / 5;
+  r = r * z2 + 2.0f / 3;
+  r = r * (z2 * z) + z * 2.0f;
+  const VecF e = __builtin_convertvector(exponent, VecF);
+  r = e * 0.693359375f + (e * -2.12194440e-4f + r);
+  const VecF infinity = splat(__builtin_inff()), nan = splat(__builtin_nanf(""));
+  r = x < 1.17549435e-38f ? -infinity : r;
+  r = x < 0.0f ? nan : r;
+  return x < infinity ? r : x;  // +inf and NaN pass through
+}
+
+GDN_AMX_INLINE VecF abs16(VecF x) { return from_bits(bits(x) & 0x7fffffffu); }
+
+// log(1 + e^x); past 20 it is x in fp32, so the threshold of the definition needs no branch.
+GDN_AMX_INLINE VecF softplus16(VecF x) {
+  const VecF r = (x > 0.0f ? x : VecF{}) + log1p16(exp16(-abs16(x)));
+  return x == x ? r : x;
+}
+
+GDN_AMX_INLINE VecF sigmoid16(VecF x) {
+  const VecF e = exp16(-abs16(x));
+  const VecF r = (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+  return x == x ? r : x;
+}
+
 // In-place transpose of a 16 x 16 block of 32-bit words held in 16 vectors.
 GDN_AMX_INLINE void transpose16(VecU r[16]) {
   VecU t[16];
