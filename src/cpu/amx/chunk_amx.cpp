@@ -82,20 +82,28 @@ bool chunk_head(const RuleProblem& p, const Rows& rows, int64_t h, int64_t v_beg
     next_sigma = 1;
   }
   row_factors(rows, s, scale, head->sigma, next_sigma);
-  gate_scores(s, pairs, scale);
-  clock->charge(kStageGates);
   if (!head->packed) pack_state(s, head);
-  read_state(s, *head, pairs);
+  StateReader reader(s, *head, pairs);
+  gate_scores(s, pairs, scale, &reader);
+  clock->charge(kStageGates);
+  reader.finish();
   clock->charge(kStageRead);
   residual(p, rows, h, v_begin, s);
   const bool finite = solve(s, pairs);
   clock->charge(kStageSolve);
   if (!finite) return false;
-  local_output(s, pairs);
-  write_output(p, rows, h, v_begin, s);
+  // The vector work of either side runs between the other's tile blocks: packing of the update's operand inside P U',
+  // stores of o inside the update.
+  local_output(s, pairs, [&](int64_t block) {
+    const int64_t step = block / (s.vt / 2), vt = block % (s.vt / 2) * 2;
+    pack_update(s, step, vt, vt + 2);
+  });
   clock->charge(kStageOutput);
   rescale_state(s, head, rescale);
-  update_state(s, head, pairs);
+  const int64_t num_blocks = s.kappas * (s.vt / 2), rows_per_block = (rows.n + num_blocks - 1) / num_blocks;
+  update_state(s, head, pairs, [&](int64_t block) {
+    write_output(p, rows, h, v_begin, s, block * rows_per_block, std::min(rows.n, (block + 1) * rows_per_block));
+  });
   head->sigma = next_sigma;
   clock->charge(kStageUpdate);
   return true;
@@ -141,7 +149,8 @@ void run_item(const RuleProblem& p, const Item& item, void* scratch) {
   const float scale = static_cast<float>(p.scale);
   const int64_t every = p.checkpoints.present() ? p.checkpoint_every : seq.len + 1;
   for (int64_t t = 0; t < seq.len;) {
-    const Rows rows{seq.batch, seq.begin + t, std::min({kChunk, seq.len - t, every - t % every})};
+    const int64_t n = std::min({kChunk, seq.len - t, every - t % every});
+    const Rows rows{seq.batch, seq.begin + t, n, seq.len - t - n};
     const bool tokens_only = rows.n <= kTokenLoopRows;
     bool keys_fit = load_rows(p, p.k, rows, item.key_head, s.kappas, s.ka, s.norm_k2, s.rk);
     keys_fit = load_rows(p, p.q, rows, item.key_head, s.kappas, s.qa, s.fo, s.rq) &&

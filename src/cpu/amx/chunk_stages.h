@@ -57,9 +57,53 @@ static inline void scores(const Scratch& s, int64_t pairs) {
   }
 }
 
+// ks = K s and qs = Q s, one 32-wide step of K of one 2 x 2 block at a time, so that the gates' vector work can run
+// between the steps: eight products keep the tile unit busy for about as long as a row of gate_scores takes, and the
+// two share no registers.
+class StateReader {
+ public:
+  StateReader(const Scratch& s, const HeadState& head, int64_t pairs) : s_(s), head_(head), row_tiles_(2 * pairs) {
+    start();
+  }
+  GDN_AMX_INLINE_MEMBER void advance() {
+    if (vt_ == s_.vt) return;
+    if (kappa_ == 0) block_zero();
+    const int64_t at = kappa_ * kTileBytes, a_row = s_.kappas * kTileBytes;
+    block_load_a(a_ + at, a_ + a_row + at);
+    block_dp(hi_ + at, hi_ + a_row + at);
+    block_dp(lo_ + at, lo_ + a_row + at);
+    if (++kappa_ < s_.kappas) return;
+    float* out = tile_at(which_ == 0 ? s_.ks : s_.qs, rt_ * s_.vt + vt_);
+    float* below = tile_at(out, s_.vt);
+    block_store(out, tile_at(out, 1), below, tile_at(below, 1));
+    kappa_ = 0;
+    rt_ += 2;
+    if (rt_ == row_tiles_) {
+      rt_ = 0;
+      which_ ^= 1;
+      if (which_ == 0) vt_ += 2;
+    }
+    start();
+  }
+  void finish() {
+    while (vt_ < s_.vt) advance();
+  }
+
+ private:
+  void start() {
+    a_ = tile_at(which_ == 0 ? s_.ka : s_.qa, rt_ * s_.kappas);
+    hi_ = tile_at(head_.hi, vt_ * s_.kappas);
+    lo_ = tile_at(head_.lo, vt_ * s_.kappas);
+  }
+  const Scratch& s_;
+  const HeadState& head_;
+  int64_t row_tiles_, vt_ = 0, which_ = 0, rt_ = 0, kappa_ = 0;
+  const char *a_ = nullptr, *hi_ = nullptr, *lo_ = nullptr;
+};
+
 // -L and P of one head. Gamma is e^(G_i - G_j) of differences only, masked before the exponential; columns carry the
-// keys' norm factor, rows beta and the scale.
-static inline void gate_scores(const Scratch& s, int64_t pairs, float scale) {
+// keys' norm factor, rows beta and the scale. Advances `reader` once per row.
+static inline void gate_scores(const Scratch& s, int64_t pairs, float scale, StateReader* reader) {
   const VecI column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const VecU none{};
   for (int64_t rt = 0; rt < 2 * pairs; ++rt) {
@@ -68,6 +112,7 @@ static inline void gate_scores(const Scratch& s, int64_t pairs, float scale) {
       const int64_t l_tile = (rt == 0 ? 0 : rt + step - 1) * kTileBytes;  // row tile 0 has nothing below the diagonal
       const bool has_lower = 2 * step < rt;
       for (int64_t i = 0; i < 16; ++i) {
+        reader->advance();
         const int64_t row = rt * 16 + i;
         const float row_gh = s.gh[row], row_gl = s.gl[row];
         const float row_l = -s.beta[row] * s.rk[row], row_p = scale * s.rq[row];
@@ -133,26 +178,6 @@ static inline void rescale_state(const Scratch& s, HeadState* head, double facto
   head->packed = false;
 }
 
-static inline void read_state(const Scratch& s, const HeadState& head, int64_t pairs) {
-  for (int64_t vt = 0; vt < s.vt; vt += 2) {
-    for (int64_t which = 0; which < 2; ++which) {
-      char* a = which == 0 ? s.ka : s.qa;
-      float* out = which == 0 ? s.ks : s.qs;
-      for (int64_t rt = 0; rt < 2 * pairs; rt += 2) {
-        block_zero();
-        for (int64_t kappa = 0; kappa < s.kappas; ++kappa) {
-          const int64_t b0 = vt * s.kappas + kappa, b1 = b0 + s.kappas;
-          block_load_a(tile_at(a, rt * s.kappas + kappa), tile_at(a, (rt + 1) * s.kappas + kappa));
-          block_dp(tile_at(head.hi, b0), tile_at(head.hi, b1));
-          block_dp(tile_at(head.lo, b0), tile_at(head.lo, b1));
-        }
-        block_store(tile_at(out, rt * s.vt + vt), tile_at(out, rt * s.vt + vt + 1), tile_at(out, (rt + 1) * s.vt + vt),
-                    tile_at(out, (rt + 1) * s.vt + vt + 1));
-      }
-    }
-  }
-}
-
 // U' of row tile rt in place of R: forward substitution with the unit lower triangle in ld. Returns u * 0 summed: NaN
 // if anything is not finite.
 static inline VecF substitute(const Scratch& s, int64_t rt) {
@@ -197,8 +222,8 @@ static inline void pack_solution(const Scratch& s, int64_t step, bool both) {
 }
 
 // The update's right operand: rows of U' times fw (decay to the chunk's end, norm factor, 1 / sigma').
-static inline void pack_update(const Scratch& s, int64_t step) {
-  for (int64_t vt = 0; vt < s.vt; ++vt) {
+static inline void pack_update(const Scratch& s, int64_t step, int64_t vt_begin, int64_t vt_end) {
+  for (int64_t vt = vt_begin; vt < vt_end; ++vt) {
     const float* even_tile = tile_at(s.ks, 2 * step * s.vt + vt);
     const float* odd_tile = tile_at(s.ks, (2 * step + 1) * s.vt + vt);
     char* hi = tile_at(s.wh, step * s.vt + vt);
@@ -241,7 +266,7 @@ static inline void subtract_solved(const Scratch& s, int64_t rt) {
   }
 }
 
-// R (in ks) to U' (in ks, uh, ul, wh, wl). False if a value is not finite.
+// R (in ks) to U' (in ks, uh, ul). False if a value is not finite.
 static inline bool solve(const Scratch& s, int64_t pairs) {
   VecF bad = substitute(s, 0);
   for (int64_t step = 0; step < pairs; ++step) {
@@ -253,12 +278,13 @@ static inline bool solve(const Scratch& s, int64_t pairs) {
     subtract_solved(s, 2 * step + 1);
     bad = bad + substitute(s, 2 * step + 1);
     pack_solution(s, step, true);
-    pack_update(s, step);
   }
   return sum_lanes(bad) == 0.0f;
 }
 
-static inline void local_output(const Scratch& s, int64_t pairs) {
+// pu = P U'. between(b) does a share of the vector work while block b is in the tile unit.
+template <class Between>
+static inline void local_output(const Scratch& s, int64_t pairs, Between between) {
   for (int64_t rt = 0; rt < 2 * pairs; rt += 2) {
     for (int64_t vt = 0; vt < s.vt; vt += 2) {
       block_zero();
@@ -274,6 +300,7 @@ static inline void local_output(const Scratch& s, int64_t pairs) {
         tile_dp<2, 5, 6>();
         tile_dp<3, 5, 7>();
       }
+      between((rt / 2) * (s.vt / 2) + vt / 2);
       block_store(tile_at(s.pu, rt * s.vt + vt), tile_at(s.pu, rt * s.vt + vt + 1), tile_at(s.pu, (rt + 1) * s.vt + vt),
                   tile_at(s.pu, (rt + 1) * s.vt + vt + 1));
     }
@@ -282,7 +309,8 @@ static inline void local_output(const Scratch& s, int64_t pairs) {
 
 // s += K^T U''; each block is packed for the next chunk one block later, so that the loads do not wait for the tile
 // stores and the vector work runs beside the next block's products.
-static inline void update_state(const Scratch& s, HeadState* head, int64_t pairs) {
+template <class Between>
+static inline void update_state(const Scratch& s, HeadState* head, int64_t pairs, Between between) {
   for (int64_t vt = 0; vt < s.vt; vt += 2) {
     for (int64_t kappa = 0; kappa < s.kappas; ++kappa) {
       float* c0 = tile_at(head->s, vt * s.kt + 2 * kappa);
@@ -301,6 +329,7 @@ static inline void update_state(const Scratch& s, HeadState* head, int64_t pairs
         pack_state_tile(s, *head, vt - 2, s.kappas - 1);
         pack_state_tile(s, *head, vt - 1, s.kappas - 1);
       }
+      between((vt / 2) * s.kappas + kappa);
       block_store(c0, c1, c0 + kTileFloats, c1 + kTileFloats);
     }
   }

@@ -19,7 +19,8 @@ typedef uint32_t VecU __attribute__((vector_size(64)));
 typedef int32_t VecI __attribute__((vector_size(64)));
 typedef uint16_t HalfU __attribute__((vector_size(32)));
 
-#define GDN_AMX_INLINE static inline __attribute__((always_inline))
+#define GDN_AMX_INLINE_MEMBER inline __attribute__((always_inline))
+#define GDN_AMX_INLINE static GDN_AMX_INLINE_MEMBER
 
 GDN_AMX_INLINE VecF load(const float* p) { return *reinterpret_cast<const VecF*>(p); }
 GDN_AMX_INLINE void store(float* p, VecF v) { *reinterpret_cast<VecF*>(p) = v; }
