@@ -90,6 +90,25 @@ int check_cases() {
 
 alignas(64) char g_tiles[16][1024];
 
+// CPU model, CPUs, and which of them share a core (two threads on one core share its tile unit).
+void print_machine() {
+  char line[512];
+  if (FILE* f = std::fopen("/proc/cpuinfo", "r")) {
+    while (std::fgets(line, sizeof(line), f) != nullptr) {
+      if (std::strncmp(line, "model name", 10) == 0) {
+        std::printf("%s", line);
+        break;
+      }
+    }
+    std::fclose(f);
+  }
+  if (FILE* f = std::fopen("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "r")) {
+    if (std::fgets(line, sizeof(line), f) != nullptr) std::printf("siblings of CPU 0: %s", line);
+    std::fclose(f);
+  }
+  std::printf("CPUs online: %ld\n", sysconf(_SC_NPROCESSORS_ONLN));
+}
+
 // Ceilings of one core: tile products alone, with their loads from L1 (the 2 x 2 block of the kernel), and fp32 FMA.
 void measure_ceilings() {
   namespace amx = cpu::amx;
@@ -235,6 +254,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   const bool quick = argc > 1 && std::string(argv[1]) == "quick";
+  print_machine();
   measure_ceilings();
   measure_kernel(quick);
   const int failures = check_cases();
