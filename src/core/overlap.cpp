@@ -89,19 +89,6 @@ class Equation {
   int64_t budget_ = 0;
 };
 
-bool is_empty(const View& view) {
-  for (int32_t i = 0; i < view.ndim; ++i) {
-    if (view.shape[i] == 0) return true;
-  }
-  return false;
-}
-
-int64_t extent_bytes(const View& view) {
-  int64_t last = 0;
-  for (int32_t i = 0; i < view.ndim; ++i) last += (view.shape[i] - 1) * view.stride[i];
-  return (last + 1) * dtype_bytes(view.dtype);
-}
-
 }  // namespace
 
 Overlap overlaps_itself(const View& view) {
@@ -131,12 +118,18 @@ Overlap overlaps_itself(const View& view) {
   return equation.has_zero_coef() ? Overlap::kYes : equation.solve(0, true);
 }
 
+ByteRange byte_range(const View& view) {
+  int64_t last = 0;
+  for (int32_t i = 0; i < view.ndim; ++i) {
+    if (view.shape[i] == 0) return ByteRange{};
+    last += (view.shape[i] - 1) * view.stride[i];
+  }
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(view.data);
+  return ByteRange{begin, begin + static_cast<uintptr_t>((last + 1) * dtype_bytes(view.dtype))};
+}
+
 Overlap views_overlap(const View& a, const View& b) {
-  if (is_empty(a) || is_empty(b)) return Overlap::kNo;
-  const uintptr_t a_begin = reinterpret_cast<uintptr_t>(a.data), b_begin = reinterpret_cast<uintptr_t>(b.data);
-  const uintptr_t a_end = a_begin + static_cast<uintptr_t>(extent_bytes(a));
-  const uintptr_t b_end = b_begin + static_cast<uintptr_t>(extent_bytes(b));
-  if (a_end <= b_begin || b_end <= a_begin) return Overlap::kNo;
+  if (!byte_range(a).meets(byte_range(b))) return Overlap::kNo;
 
   // In units of the smaller element; a larger element covers several.
   const int64_t a_bytes = dtype_bytes(a.dtype), b_bytes = dtype_bytes(b.dtype), unit = std::min(a_bytes, b_bytes);
@@ -146,7 +139,8 @@ Overlap views_overlap(const View& a, const View& b) {
   if (a_bytes > unit) equation.add(1, 0, a_bytes / unit - 1);
   if (b_bytes > unit) equation.add(1, -(Wide{b_bytes / unit} - 1), 0);
   equation.merge();
-  const Wide distance = static_cast<Wide>(b_begin) - static_cast<Wide>(a_begin);
+  const Wide distance =
+      static_cast<Wide>(reinterpret_cast<uintptr_t>(b.data)) - static_cast<Wide>(reinterpret_cast<uintptr_t>(a.data));
   return equation.solve(distance / unit, false);
 }
 

@@ -28,16 +28,16 @@ struct Metadata {
 
 // Keeps the vectors' capacity, resets everything else.
 void reset(RuleProblem* p) {
+  static const RuleProblem kEmpty;
   std::vector<Sequence> seqs = std::move(p->seqs);
   std::vector<int64_t> token_slots = std::move(p->token_slots);
   std::vector<int64_t> checkpoint_slots = std::move(p->checkpoint_slots);
-  *p = RuleProblem();
-  seqs.clear();
-  token_slots.clear();
-  checkpoint_slots.clear();
+  *p = kEmpty;
   p->seqs = std::move(seqs);
   p->token_slots = std::move(token_slots);
+  p->token_slots.clear();
   p->checkpoint_slots = std::move(checkpoint_slots);
+  p->checkpoint_slots.clear();
 }
 
 bool check_scalars(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
@@ -328,41 +328,26 @@ bool check_duplicates(Checker* c, const RuleProblem& p) {
 }
 
 bool check_overlaps(Checker* c, const RuleProblem& p, const Metadata& m) {
-  struct Named {
-    const char* name;
-    const View* view;
-  };
-  const Named inputs[] = {{"q", &p.q},
-                          {"k", &p.k},
-                          {"v", &p.v},
-                          {"g", &p.g},
-                          {"beta", &p.beta},
-                          {"A_log", &p.A_log},
-                          {"dt_bias", &p.dt_bias},
-                          {"initial_state", &p.initial_state},
-                          {"cu_seqlens", &m.cu_seqlens},
-                          {"initial_state_indices", &m.initial_indices},
-                          {"has_initial_state", &m.has_initial},
-                          {"final_state_indices", &m.final_indices},
-                          {"token_state_indices", &m.token_indices},
-                          {"num_accepted", &m.num_accepted},
-                          {"checkpoint_indices", &m.checkpoint_indices}};
-  const Named outputs[] = {
-      {"o", &p.o}, {"final_state", &p.final_state}, {"snapshots", &p.snapshots}, {"checkpoints", &p.checkpoints}};
-  for (size_t i = 0; i < std::size(outputs); ++i) {
-    const Named& out = outputs[i];
-    if (!out.view->present()) continue;
-    // final_state and checkpoints may live in the pool that the states are read from.
-    const bool pool = out.view == &p.final_state || out.view == &p.checkpoints;
-    for (const Named& in : inputs) {
-      if (!c->disjoint(out.name, *out.view, in.name, *in.view, pool && in.view == &p.initial_state)) return false;
-    }
-    for (size_t j = 0; j < i; ++j) {
-      const bool both_pool = pool && outputs[j].view == &p.final_state;
-      if (!c->disjoint(out.name, *out.view, outputs[j].name, *outputs[j].view, both_pool)) return false;
-    }
-  }
-  return true;
+  // The latest written first: a message names the output that a caller would have to move.
+  return c->all_disjoint(
+      {{"checkpoints", &p.checkpoints}, {"snapshots", &p.snapshots}, {"final_state", &p.final_state}, {"o", &p.o}},
+      {{"q", &p.q},
+       {"k", &p.k},
+       {"v", &p.v},
+       {"g", &p.g},
+       {"beta", &p.beta},
+       {"A_log", &p.A_log},
+       {"dt_bias", &p.dt_bias},
+       {"initial_state", &p.initial_state},
+       {"cu_seqlens", &m.cu_seqlens},
+       {"initial_state_indices", &m.initial_indices},
+       {"has_initial_state", &m.has_initial},
+       {"final_state_indices", &m.final_indices},
+       {"token_state_indices", &m.token_indices},
+       {"num_accepted", &m.num_accepted},
+       {"checkpoint_indices", &m.checkpoint_indices}},
+      // The pool that states are read from may be the one they are written to.
+      {{&p.final_state, &p.initial_state}, {&p.checkpoints, &p.initial_state}, {&p.checkpoints, &p.final_state}});
 }
 
 bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {

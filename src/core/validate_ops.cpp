@@ -140,24 +140,19 @@ bool run_checks(Checker* c, const gdn_conv1d_args* args, ConvProblem* p) {
   p->N = static_cast<int64_t>(p->seqs.size());
   if (!conv_states(c, a, p, &m)) return false;
 
-  const View* outputs[] = {&p->y, &p->final_state};
-  const char* output_names[] = {"y", "final_state"};
-  const std::pair<const char*, const View*> inputs[] = {{"x", &p->x},
-                                                        {"weight", &p->weight},
-                                                        {"bias", &p->bias},
-                                                        {"initial_state", &p->initial_state},
-                                                        {"cu_seqlens", &m.cu_seqlens},
-                                                        {"initial_state_indices", &m.initial_indices},
-                                                        {"has_initial_state", &m.has_initial},
-                                                        {"final_state_indices", &m.final_indices},
-                                                        {"num_accepted", &m.num_accepted}};
-  for (int i = 0; i < 2; ++i) {
-    for (const auto& [name, view] : inputs) {
-      const bool may_be_same = i == 0 ? view == &p->x : view == &p->initial_state;
-      if (!c->disjoint(output_names[i], *outputs[i], name, *view, may_be_same)) return false;
-    }
+  if (!c->all_disjoint({{"final_state", &p->final_state}, {"y", &p->y}},
+                       {{"x", &p->x},
+                        {"weight", &p->weight},
+                        {"bias", &p->bias},
+                        {"initial_state", &p->initial_state},
+                        {"cu_seqlens", &m.cu_seqlens},
+                        {"initial_state_indices", &m.initial_indices},
+                        {"has_initial_state", &m.has_initial},
+                        {"final_state_indices", &m.final_indices},
+                        {"num_accepted", &m.num_accepted}},
+                       {{&p->y, &p->x}, {&p->final_state, &p->initial_state}})) {
+    return false;
   }
-  if (!c->disjoint("final_state", p->final_state, "y", p->y)) return false;
   if (p->L == 0) p->initial_state = p->final_state = View();
   return true;
 }
@@ -201,12 +196,10 @@ bool run_checks(Checker* c, const gdn_gate_args* args, GateProblem* p) {
   if (!p->a.present() && (p->A_log.present() || p->dt_bias.present())) {
     return c->invalid(p->A_log.present() ? "A_log" : "dt_bias", "a tensor without a", "NULL, or a beside it");
   }
-  const std::pair<const char*, const View*> inputs[] = {
-      {"a", &p->a}, {"b", &p->b}, {"A_log", &p->A_log}, {"dt_bias", &p->dt_bias}};
-  for (const auto& [name, view] : inputs) {
-    if (!c->disjoint("g", p->g, name, *view) || !c->disjoint("beta", p->beta, name, *view)) return false;
+  if (!c->all_disjoint({{"beta", &p->beta}, {"g", &p->g}},
+                       {{"a", &p->a}, {"b", &p->b}, {"A_log", &p->A_log}, {"dt_bias", &p->dt_bias}}, {})) {
+    return false;
   }
-  if (!c->disjoint("beta", p->beta, "g", p->g)) return false;
   for (View* view : {&p->a, &p->b, &p->g, &p->beta}) pad_to_rank_4(view);
   const View& padded = p->a.present() ? p->a : p->b;
   std::copy(padded.shape, padded.shape + 3, p->rows);
@@ -249,8 +242,7 @@ bool run_checks(Checker* c, const gdn_rmsnorm_gated_args* args, NormProblem* p) 
     return c->invalid("activation", std::to_string(p->activation) + (p->z.present() ? " with z" : " without z"),
                       p->z.present() ? "GDN_ACT_SILU (1) or GDN_ACT_SIGMOID (2)" : "GDN_ACT_NONE (0)");
   }
-  if (!c->disjoint("out", p->out, "x", p->x, true) || !c->disjoint("out", p->out, "z", p->z) ||
-      !c->disjoint("out", p->out, "weight", p->weight)) {
+  if (!c->all_disjoint({{"out", &p->out}}, {{"x", &p->x}, {"z", &p->z}, {"weight", &p->weight}}, {{&p->out, &p->x}})) {
     return false;
   }
   for (View* view : {&p->x, &p->z, &p->out}) pad_to_rank_4(view);
@@ -386,20 +378,15 @@ bool run_checks(Checker* c, const gdn_qk_rmsnorm_rope_args* args, RopeProblem* p
   }
   if (!check_angles(c, a, p)) return false;
 
-  const std::pair<const char*, const View*> outputs[] = {
-      {"q_out", &p->q_out}, {"k_out", &p->k_out}, {"gate_out", &p->gate_out}};
-  const std::pair<const char*, const View*> inputs[] = {
-      {"q", &p->q},     {"k", &p->k},     {"q_weight", &p->q_weight},  {"k_weight", &p->k_weight},
-      {"cos", &p->cos}, {"sin", &p->sin}, {"positions", &p->positions}};
-  for (size_t i = 0; i < std::size(outputs); ++i) {
-    for (const auto& [name, view] : inputs) {
-      if (!c->disjoint(outputs[i].first, *outputs[i].second, name, *view)) return false;
-    }
-    for (size_t j = 0; j < i; ++j) {
-      if (!c->disjoint(outputs[i].first, *outputs[i].second, outputs[j].first, *outputs[j].second)) return false;
-    }
-  }
-  return true;
+  return c->all_disjoint({{"gate_out", &p->gate_out}, {"k_out", &p->k_out}, {"q_out", &p->q_out}},
+                         {{"q", &p->q},
+                          {"k", &p->k},
+                          {"q_weight", &p->q_weight},
+                          {"k_weight", &p->k_weight},
+                          {"cos", &p->cos},
+                          {"sin", &p->sin},
+                          {"positions", &p->positions}},
+                         {});
 }
 
 }  // namespace

@@ -184,7 +184,7 @@ bool Checker::metadata(const char* argument, const gdn_tensor* t, uint32_t dtype
   if (t->data == nullptr && !empty && !plan_only_) {
     return invalid(argument, "NULL data with shape " + shape_text(t->shape, t->ndim), "a data pointer");
   }
-  if (address % static_cast<uintptr_t>(bytes) != 0) {
+  if ((address & static_cast<uintptr_t>(bytes - 1)) != 0) {
     return invalid(argument, "data address " + std::to_string(address),
                    "alignment to the element size of " + number(bytes) + " bytes (" + dtype_text(t->dtype) + ")");
   }
@@ -259,6 +259,32 @@ bool Checker::disjoint(const char* output_name, const View& output, const char* 
   return invalid(output_name, std::string("memory that overlaps '") + other_name + "'",
                  may_be_same ? std::string("memory of its own, or exactly the view of '") + other_name + "'"
                              : std::string("memory of its own"));
+}
+
+bool Checker::all_disjoint(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs,
+                           std::initializer_list<Pair> may_be_same) {
+  if (failed()) return false;
+  constexpr size_t kMaxTensors = 24;
+  ByteRange ranges[kMaxTensors];  // of the outputs, then of the inputs
+  const Named* tensors[kMaxTensors];
+  size_t count = 0;
+  const auto add = [&](const Named& t) {
+    if (!t.view->present() || t.view->data == nullptr) return;
+    ranges[count] = byte_range(*t.view);
+    tensors[count++] = &t;
+  };
+  for (const Named& t : outputs) add(t);
+  const size_t num_outputs = count;
+  for (const Named& t : inputs) add(t);
+  for (size_t i = 0; i < num_outputs; ++i) {
+    for (size_t j = i + 1; j < count; ++j) {
+      if (!ranges[i].meets(ranges[j])) continue;
+      bool same = false;
+      for (const Pair& p : may_be_same) same = same || (p.output == tensors[i]->view && p.other == tensors[j]->view);
+      if (!disjoint(tensors[i]->name, *tensors[i]->view, tensors[j]->name, *tensors[j]->view, same)) return false;
+    }
+  }
+  return true;
 }
 
 bool debug_checks() {

@@ -27,6 +27,13 @@ struct Dim {
   int64_t size;  // expected, or kAnySize
 };
 
+// [begin, end) of the bytes that a view spans; empty for a view without elements.
+struct ByteRange {
+  uintptr_t begin = 0, end = 0;
+  bool meets(const ByteRange& other) const { return begin < other.end && other.begin < end; }
+};
+ByteRange byte_range(const View& view);
+
 // Proof of a shared element: kNo and kYes are exact; kUnknown when the search budget ran out.
 enum class Overlap { kNo, kYes, kUnknown };
 Overlap views_overlap(const View& a, const View& b);
@@ -72,6 +79,19 @@ class Checker {
   // `output` shares no element with `other`; with `may_be_same` the exactly same view is fine.
   bool disjoint(const char* output_name, const View& output, const char* other_name, const View& other,
                 bool may_be_same = false);
+
+  // Of every output with every input and every other output. `may_be_same` names the pairs (output, other) that may be
+  // exactly the same view.
+  struct Named {
+    const char* name;
+    const View* view;
+  };
+  struct Pair {
+    const View* output;
+    const View* other;
+  };
+  bool all_disjoint(std::initializer_list<Named> outputs, std::initializer_list<Named> inputs,
+                    std::initializer_list<Pair> may_be_same);
 
  private:
   bool common(const char* argument, const gdn_tensor* t, uint32_t dtypes, const std::string& expected_shape,

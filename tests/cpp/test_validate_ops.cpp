@@ -131,8 +131,11 @@ TEST(ValidateConv, Refusals) {
         [](ConvCase& c) { c.y.tensor.data = c.x.data.data() + 1; }},
        {"y is the state", kInvalid, "y", "overlaps 'initial_state'", "memory of its own",
         [](ConvCase& c) { c.y.tensor.data = c.initial.data.data(); }},
-       {"final in x", kInvalid, "final_state", "overlaps 'x'", "memory of its own",
-        [](ConvCase& c) { c.final.tensor.data = c.x.data.data() + 29; }}});
+       {"final in x", kInvalid, "final_state", "overlaps 'x'", "memory of its own", [](ConvCase& c) {
+          c.x.data.resize(100, 1.0f);  // room for both
+          c.x.tensor.data = c.x.data.data();
+          c.final.tensor.data = c.x.data.data() + 29;
+        }}});
   expect_message(gdn_causal_conv1d(nullptr), kInvalid, "causal_conv1d", "args", "NULL", "argument struct");
 }
 
