@@ -47,6 +47,12 @@ struct HeadBlock {
 // Tokens of a block rounded up to a whole number of substitution groups; rows past the last token are zero.
 HWY_INLINE int64_t padded_tokens(int64_t n) { return n <= 3 ? 3 : round_up(n, 6); }
 
+HWY_INLINE int64_t tiled_rows(int64_t K) {
+  int64_t rows = K / kTile * kTile;
+  while ((K - rows) % 4 != 0) rows -= kTile;
+  return rows;
+}
+
 // y[r][c] = sum_k kq[k][r] S[k][c] for R rows.
 template <int R>
 HWY_INLINE void read_state(const float* HWY_RESTRICT kq, const float* HWY_RESTRICT S, int64_t K,
@@ -243,7 +249,7 @@ struct Layout {
     kq = take(rows_k * kRows);
     rows = take(kRows * row_width);
     pairs = take(kRows * kPairs);
-    v = take(kBlock * panels * kPanel);
+    v = take(kBlock * kPanel);
     y = take(kRows * kPanel);
     delta = take(kBlock * kPanel);
     turn = take(kPanel * rows_k);
@@ -434,9 +440,9 @@ class ChunkItem {
     }
 
     const auto decay = hn::Set(d, h.decay);
+    // K is a multiple of 4: as many whole tiles as leave a rest that fours can fill.
     int64_t k = 0;
-    // K is a multiple of 4: whole tiles while the rest can still be cut into fours.
-    for (; K - k >= kTile && (K - k - kTile) % 4 == 0; k += kTile) {
+    for (const int64_t end = tiled_rows(K); k < end; k += kTile) {
       write_state<kTile>(kq + k * kRows, delta, n, decay, S + k * kPanel);
     }
     for (; k < K; k += 4) write_state<4>(kq + k * kRows, delta, n, decay, S + k * kPanel);

@@ -1,425 +1,409 @@
 // SPDX-License-Identifier: MIT
-// Decode and multi-token verify: the recurrence token by token, with the state read once and written once per token.
+// Decode, multi-token verify, and the token loop for anything else: one work item is one sequence, value heads of one
+// key head after another, a range of V columns.
 //
-//   P = S^T k, R = S^T q                       (pass 1, one read of S)
-//   delta = beta (v - alpha P)
-//   o = scale (alpha R + (k . q) delta)        (so q needs no second pass over the new state)
-//   S = alpha S + k delta^T                    (pass 2; the panel is in L1 by then)
-//
-// A panel is a set of V columns: 4 vectors wide where V is the contiguous dimension (K-first), kColumns rows of K where
-// K is (V-first); either is at most 16-32 KiB at K = 128. One token with one place to write goes straight from the
-// caller's source slot to the destination slot, converting 16-bit states on the way. Anything else (several tokens,
-// snapshots, unusual strides) runs on an fp32 copy of the panel, which is also what makes several tokens cost little
-// more than one: the state is read from memory once.
+// Per token, with S the state before it: P = S^T k, R = S^T q in one read of S, then
+//   delta = beta (v - alpha P),  o = scale (alpha R + (k.q) delta),  S <- alpha S + k delta^T   (one write of S).
+// S is taken kPanel columns at a time, so that the second use finds it in L1. Two forms: along V where that is
+// contiguous (column form, K-first states) and along K where that is (row form, V-first states). The first token reads
+// the caller's state in place and the last writes it in place where strides allow; in between, and wherever several
+// states are kept, the panel lives in scratch as fp32, so the running state is never rounded to the state's dtype.
 #include "cpu/isa/kernels.h"
-#include "cpu/isa/rule_inputs-inl.h"
-#include "cpu/isa/simd-inl.h"
+#include "cpu/isa/rule-inl.h"
 
 namespace gdn::cpu::GDN_ISA_NS {
 namespace {
 
 constexpr int64_t kVecs = 4;
-constexpr int64_t kWide = kVecs * kLanes;  // columns of a K-first register tile
-constexpr int64_t kColumns = 64;           // columns of a panel in scratch; a multiple of kWide on every ISA
-static_assert(kColumns % kWide == 0);
-constexpr int64_t kTokens = 16;  // tokens whose keys and gates are prepared together
-constexpr int64_t kMaxK = 512;
-constexpr int32_t kNoState = 0;  // destination dtype when the new state is not wanted
-
-struct Token {
-  float alpha, beta, kq;
-};
-
-struct Work {
-  alignas(64) float k[kTokens][kMaxK];
-  alignas(64) float q[kTokens][kMaxK];
-  alignas(64) float row[kMaxK];
-  alignas(64) float v[kColumns], p[kColumns], r[kColumns], delta[kColumns], out[kColumns];
-  float kq[kTokens];
-};
-
-// A panel in memory: line i (K-first: key row i, V-first: column i) starts at data + i * pitch bytes and is contiguous.
-struct Lines {
-  char* data;
-  int64_t pitch;
-};
+constexpr int64_t kPanel = kVecs * kLanes;
+// Rows of a V-first state in registers together: 8 accumulators.
+constexpr int64_t kRowGroup = 4;
+// Tokens whose q, k rows and gates are prepared together; up to this many, one panel at a time goes through scratch.
+constexpr int64_t kTokens = kMaxTokens;
 
 template <int32_t kDtype>
-constexpr int64_t kElem = kDtype == GDN_F32 ? 4 : 2;
+struct DtypeTag {
+  static constexpr int32_t kValue = kDtype;
+  static constexpr int64_t kBytes = kDtype == GDN_F32 ? 4 : 2;
+};
+template <class F>
+HWY_INLINE void with_dtype(int32_t dtype, const F& f) {
+  if (dtype == GDN_F32) return f(DtypeTag<GDN_F32>());
+  if (dtype == GDN_BF16) return f(DtypeTag<GDN_BF16>());
+  f(DtypeTag<GDN_F16>());
+}
 
-// delta and o from p = S^T k and r = S^T q.
-HWY_INLINE void finish_columns(const Token& t, float scale, int64_t n, Work* w) {
+// One token's operands and results for a panel.
+struct alignas(64) PanelToken {
+  float P[kPanel], R[kPanel];
+  float v[kPanel];
+  float delta[kPanel], o[kPanel];
+};
+
+// -- column form: S[k][c], c contiguous, kPanel columns
+template <class Src>
+static inline void read_columns(const char* HWY_RESTRICT src, int64_t stride, int64_t K, const float* HWY_RESTRICT k,
+                                const float* HWY_RESTRICT q, float* HWY_RESTRICT copy, PanelToken* HWY_RESTRICT t) {
   const F32Tag d;
-  const F32Vec alpha = hn::Set(d, t.alpha), beta = hn::Set(d, t.beta), kq = hn::Set(d, t.kq), s = hn::Set(d, scale);
-  for (int64_t j = 0; j < n; j += kLanes) {  // the arrays are whole vectors long
-    const F32Vec delta = hn::Mul(beta, hn::NegMulAdd(alpha, hn::Load(d, w->p + j), hn::Load(d, w->v + j)));
-    hn::Store(delta, d, w->delta + j);
-    hn::Store(hn::Mul(s, hn::MulAdd(kq, delta, hn::Mul(alpha, hn::Load(d, w->r + j)))), d, w->out + j);
+  F32Vec P[kVecs], R[kVecs];
+#pragma GCC unroll 4
+  for (int c = 0; c < kVecs; ++c) P[c] = R[c] = hn::Zero(d);
+  for (int64_t i = 0; i < K; ++i) {
+    const auto ki = hn::Set(d, k[i]), qi = hn::Set(d, q[i]);
+#pragma GCC unroll 4
+    for (int c = 0; c < kVecs; ++c) {
+      const auto s = load_vec<Src::kValue>(src + (i * stride + c * kLanes) * Src::kBytes);
+      if (copy != nullptr) hn::Store(s, d, copy + i * kPanel + c * kLanes);
+      P[c] = hn::MulAdd(s, ki, P[c]);
+      R[c] = hn::MulAdd(s, qi, R[c]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < kVecs; ++c) {
+    hn::Store(P[c], d, t->P + c * kLanes);
+    hn::Store(R[c], d, t->R + c * kLanes);
   }
 }
-
-template <int32_t kSrc, int kN>
-HWY_INLINE void kfirst_read(const Lines& src, int64_t c, int64_t k_dim, const float* HWY_RESTRICT k,
-                            const float* HWY_RESTRICT q, Work* w) {
+template <class Dst>
+static inline void write_columns(const float* panel, int64_t K, const float* HWY_RESTRICT k, float alpha,
+                                 const PanelToken* HWY_RESTRICT t, char* dst, int64_t stride) {
   const F32Tag d;
-  F32Vec p[kN], r[kN];
-  for (int i = 0; i < kN; ++i) p[i] = r[i] = hn::Zero(d);
-  const char* row = src.data + c * kElem<kSrc>;
-  for (int64_t i = 0; i < k_dim; ++i, row += src.pitch) {
-    const F32Vec ki = hn::Set(d, k[i]), qi = hn::Set(d, q[i]);
-    for (int j = 0; j < kN; ++j) {
-      const F32Vec s = load_vec<kSrc>(row + j * kLanes * kElem<kSrc>);
-      p[j] = hn::MulAdd(s, ki, p[j]);
-      r[j] = hn::MulAdd(s, qi, r[j]);
+  const auto a = hn::Set(d, alpha);
+  F32Vec delta[kVecs];
+#pragma GCC unroll 4
+  for (int c = 0; c < kVecs; ++c) delta[c] = hn::Load(d, t->delta + c * kLanes);
+  for (int64_t i = 0; i < K; ++i) {
+    const auto ki = hn::Set(d, k[i]);
+    F32Vec s[kVecs];
+#pragma GCC unroll 4
+    for (int c = 0; c < kVecs; ++c) {
+      s[c] = hn::MulAdd(ki, delta[c], hn::Mul(a, hn::Load(d, panel + i * kPanel + c * kLanes)));
     }
-  }
-  for (int j = 0; j < kN; ++j) {
-    hn::Store(p[j], d, w->p + c + j * kLanes);
-    hn::Store(r[j], d, w->r + c + j * kLanes);
+#pragma GCC unroll 4
+    for (int c = 0; c < kVecs; ++c) store_vec<Dst::kValue>(s[c], dst + (i * stride + c * kLanes) * Dst::kBytes);
   }
 }
-template <int32_t kSrc, int32_t kDst, int kN>
-HWY_INLINE void kfirst_write(const Lines& src, const Lines& dst, int64_t c, int64_t k_dim, const float* HWY_RESTRICT k,
-                             float alpha_, int64_t prefetch, const Work* w) {
+
+// -- row form: S[c][k], k contiguous and `width` long (whole vectors), kRowGroup rows
+// The four sums of four vectors' lanes.
+HWY_INLINE void store_sums(F32Vec a, F32Vec b, F32Vec c, F32Vec e, float* HWY_RESTRICT dst) {
   const F32Tag d;
-  const F32Vec alpha = hn::Set(d, alpha_);
-  F32Vec delta[kN];
-  for (int j = 0; j < kN; ++j) delta[j] = hn::Load(d, w->delta + c + j * kLanes);
-  const char* from = src.data + c * kElem<kSrc>;
-  char* to = dst.data + c * kElem<kDst>;
-  for (int64_t i = 0; i < k_dim; ++i, from += src.pitch, to += dst.pitch) {
-    const F32Vec ki = hn::Set(d, k[i]);
-    // The next columns' lines: rows are too far apart for the hardware to see the pattern.
-    for (int64_t b = 0; b < kN * kLanes * kElem<kSrc>; b += 64) __builtin_prefetch(from + prefetch + b);
-    for (int j = 0; j < kN; ++j) {
-      const F32Vec s = load_vec<kSrc>(from + j * kLanes * kElem<kSrc>);
-      store_vec<kDst>(hn::MulAdd(ki, delta[j], hn::Mul(alpha, s)), to + j * kLanes * kElem<kDst>);
-    }
+  const hn::FixedTag<float, 4> d4;
+  HWY_ALIGN float lanes[4 * kLanes];
+  hn::Store(a, d, lanes);
+  hn::Store(b, d, lanes + kLanes);
+  hn::Store(c, d, lanes + 2 * kLanes);
+  hn::Store(e, d, lanes + 3 * kLanes);
+  HWY_ALIGN float four[16];
+  for (int r = 0; r < 4; ++r) {
+    auto sum = hn::Load(d4, lanes + r * kLanes);
+    for (int64_t i = 4; i < kLanes; i += 4) sum = hn::Add(sum, hn::Load(d4, lanes + r * kLanes + i));
+    hn::Store(sum, d4, four + 4 * r);
   }
+  HWY_ALIGN float turned[16];
+  transpose(four, 4, 4, 4, turned, 4);
+  hn::StoreU(hn::Add(hn::Add(hn::Load(d4, turned), hn::Load(d4, turned + 4)),
+                     hn::Add(hn::Load(d4, turned + 8), hn::Load(d4, turned + 12))),
+             d4, dst);
 }
-
-// One token on the K-first panel of `width` columns.
-template <int32_t kSrc, int32_t kDst>
-void kfirst_step(const Lines& src, const Lines& dst, int64_t k_dim, int64_t width, const float* k, const float* q,
-                 const Token& t, float scale, Work* w) {
-  const int64_t whole = width / kLanes * kLanes;
-  for (int64_t c = 0; c < whole;) {
-    const bool wide = c + kWide <= whole;
-    if (wide) {
-      kfirst_read<kSrc, kVecs>(src, c, k_dim, k, q, w);
-    } else {
-      kfirst_read<kSrc, 1>(src, c, k_dim, k, q, w);
-    }
-    c += wide ? kWide : kLanes;
-  }
-  for (int64_t j = whole; j < width; ++j) {
-    float p = 0, r = 0;
-    for (int64_t i = 0; i < k_dim; ++i) {
-      const float s = load_scalar(src.data + i * src.pitch + j * kElem<kSrc>, kSrc);
-      p += s * k[i];
-      r += s * q[i];
-    }
-    w->p[j] = p;
-    w->r[j] = r;
-  }
-  finish_columns(t, scale, width, w);
-  if constexpr (kDst != kNoState) {
-    for (int64_t c = 0; c < whole;) {
-      const bool wide = c + kWide <= whole;
-      if (wide) {
-        kfirst_write<kSrc, kDst, kVecs>(src, dst, c, k_dim, k, t.alpha, kColumns * kElem<kSrc>, w);
-      } else {
-        kfirst_write<kSrc, kDst, 1>(src, dst, c, k_dim, k, t.alpha, kColumns * kElem<kSrc>, w);
-      }
-      c += wide ? kWide : kLanes;
-    }
-    for (int64_t j = whole; j < width; ++j) {
-      for (int64_t i = 0; i < k_dim; ++i) {
-        const float s = load_scalar(src.data + i * src.pitch + j * kElem<kSrc>, kSrc);
-        store_scalar(t.alpha * s + k[i] * w->delta[j], dst.data + i * dst.pitch + j * kElem<kDst>, kDst);
-      }
-    }
-  }
-}
-
-template <int32_t kSrc, int kN>
-HWY_INLINE void vfirst_read(const char* line, int64_t pitch, int64_t k_dim, const float* HWY_RESTRICT k,
-                            const float* HWY_RESTRICT q, float* HWY_RESTRICT p_out, float* HWY_RESTRICT r_out) {
+template <class Src>
+static inline void read_rows(const char* HWY_RESTRICT src, int64_t stride, int64_t width, const float* HWY_RESTRICT k,
+                             const float* HWY_RESTRICT q, float* HWY_RESTRICT P, float* HWY_RESTRICT R) {
   const F32Tag d;
-  F32Vec p[kN], r[kN];
-  for (int j = 0; j < kN; ++j) p[j] = r[j] = hn::Zero(d);
-  int64_t i = 0;
-  for (; i + kLanes <= k_dim; i += kLanes) {
-    const F32Vec ki = hn::Load(d, k + i), qi = hn::Load(d, q + i);
-    for (int j = 0; j < kN; ++j) {
-      const F32Vec s = load_vec<kSrc>(line + j * pitch + i * kElem<kSrc>);
-      p[j] = hn::MulAdd(s, ki, p[j]);
-      r[j] = hn::MulAdd(s, qi, r[j]);
+  F32Vec p[kRowGroup], r[kRowGroup];
+#pragma GCC unroll 4
+  for (int c = 0; c < kRowGroup; ++c) p[c] = r[c] = hn::Zero(d);
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const auto ki = hn::LoadU(d, k + i), qi = hn::LoadU(d, q + i);
+#pragma GCC unroll 4
+    for (int c = 0; c < kRowGroup; ++c) {
+      const auto s = load_vec<Src::kValue>(src + (c * stride + i) * Src::kBytes);
+      p[c] = hn::MulAdd(s, ki, p[c]);
+      r[c] = hn::MulAdd(s, qi, r[c]);
     }
   }
-  for (int j = 0; j < kN; ++j) {
-    p_out[j] = hn::GetLane(hn::SumOfLanes(d, p[j]));
-    r_out[j] = hn::GetLane(hn::SumOfLanes(d, r[j]));
-    for (int64_t e = i; e < k_dim; ++e) {
-      const float s = load_scalar(line + j * pitch + e * kElem<kSrc>, kSrc);
-      p_out[j] += s * k[e];
-      r_out[j] += s * q[e];
-    }
-  }
+  store_sums(p[0], p[1], p[2], p[3], P);
+  store_sums(r[0], r[1], r[2], r[3], R);
 }
-template <int32_t kSrc, int32_t kDst>
-HWY_INLINE void vfirst_write(const char* from, char* to, int64_t k_dim, const float* HWY_RESTRICT k, float alpha_,
-                             float delta_) {
+// dst may be src (same place, dtype and stride), so no restrict.
+template <class Src, class Dst>
+static inline void write_rows(const char* src, int64_t src_stride, int64_t width, const float* HWY_RESTRICT k,
+                              float alpha, const float* HWY_RESTRICT delta, char* dst, int64_t dst_stride) {
   const F32Tag d;
-  const F32Vec alpha = hn::Set(d, alpha_), delta = hn::Set(d, delta_);
-  int64_t i = 0;
-  for (; i + kLanes <= k_dim; i += kLanes) {
-    const F32Vec s = load_vec<kSrc>(from + i * kElem<kSrc>);
-    store_vec<kDst>(hn::MulAdd(hn::Load(d, k + i), delta, hn::Mul(alpha, s)), to + i * kElem<kDst>);
-  }
-  for (; i < k_dim; ++i) {
-    const float s = load_scalar(from + i * kElem<kSrc>, kSrc);
-    store_scalar(alpha_ * s + k[i] * delta_, to + i * kElem<kDst>, kDst);
-  }
-}
-
-// One token on the V-first panel of `width` columns (lines).
-template <int32_t kSrc, int32_t kDst>
-void vfirst_step(const Lines& src, const Lines& dst, int64_t k_dim, int64_t width, const float* k, const float* q,
-                 const Token& t, float scale, Work* w) {
-  int64_t j = 0;
-  for (; j + 4 <= width; j += 4)
-    vfirst_read<kSrc, 4>(src.data + j * src.pitch, src.pitch, k_dim, k, q, w->p + j, w->r + j);
-  for (; j < width; ++j) vfirst_read<kSrc, 1>(src.data + j * src.pitch, src.pitch, k_dim, k, q, w->p + j, w->r + j);
-  finish_columns(t, scale, width, w);
-  if constexpr (kDst != kNoState) {
-    for (j = 0; j < width; ++j) {
-      vfirst_write<kSrc, kDst>(src.data + j * src.pitch, dst.data + j * dst.pitch, k_dim, k, t.alpha, w->delta[j]);
+  const auto a = hn::Set(d, alpha);
+  F32Vec u[kRowGroup];
+#pragma GCC unroll 4
+  for (int c = 0; c < kRowGroup; ++c) u[c] = hn::Set(d, delta[c]);
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const auto ki = hn::LoadU(d, k + i);
+    F32Vec s[kRowGroup];
+#pragma GCC unroll 4
+    for (int c = 0; c < kRowGroup; ++c) {
+      s[c] = hn::MulAdd(ki, u[c], hn::Mul(a, load_vec<Src::kValue>(src + (c * src_stride + i) * Src::kBytes)));
     }
+#pragma GCC unroll 4
+    for (int c = 0; c < kRowGroup; ++c) store_vec<Dst::kValue>(s[c], dst + (c * dst_stride + i) * Dst::kBytes);
   }
 }
 
-using StepFn = void (*)(const Lines&, const Lines&, int64_t, int64_t, const float*, const float*, const Token&, float,
-                        Work*);
+// The layout that the kernel works in follows the first state tensor of the call.
+HWY_INLINE bool row_form(const RuleProblem& p) {
+  const auto along_k = [](int64_t stride_k, int64_t stride_v) { return stride_k == 1 && stride_v != 1; };
+  if (present(p.initial_state)) return along_k(p.initial_state.stride[2], p.initial_state.stride[3]);
+  if (present(p.final_state)) return along_k(p.final_state.stride[2], p.final_state.stride[3]);
+  if (present(p.snapshots)) return along_k(p.snapshots.stride[3], p.snapshots.stride[4]);
+  return present(p.checkpoints) && along_k(p.checkpoints.stride[2], p.checkpoints.stride[3]);
+}
 
-template <int32_t kSrc>
-StepFn step_to(bool v_first, int32_t dst) {
-  switch (dst) {
-    case GDN_F32:
-      return v_first ? vfirst_step<kSrc, GDN_F32> : kfirst_step<kSrc, GDN_F32>;
-    case GDN_BF16:
-      return v_first ? vfirst_step<kSrc, GDN_BF16> : kfirst_step<kSrc, GDN_BF16>;
-    case GDN_F16:
-      return v_first ? vfirst_step<kSrc, GDN_F16> : kfirst_step<kSrc, GDN_F16>;
-    default:
-      return v_first ? vfirst_step<kSrc, kNoState> : kfirst_step<kSrc, kNoState>;
+struct Layout {
+  int64_t rows_k, row_width, panels, panel_size;
+  bool all_panels;  // the state of the whole item lives in scratch
+  int64_t rows, turn, carry, state, total;
+
+  Layout(const RuleProblem& p, const RuleItem& item) {
+    rows_k = round_up(p.K, 4);
+    row_width = round_up(p.K, kLanes);
+    panels = (item.v_end - item.v_begin + kPanel - 1) / kPanel;
+    panel_size = kPanel * (row_width > rows_k ? row_width : rows_k);
+    all_panels = p.seqs[static_cast<size_t>(item.seq)].len > kTokens;
+    const int64_t heads = item.head_end - item.head_begin;
+    int64_t n = 0;
+    const auto take = [&n](int64_t floats) {
+      const int64_t begin = n;
+      n += round_up(floats, 16);
+      return begin;
+    };
+    rows = take(2 * kTokens * row_width);
+    turn = take(panel_size);
+    carry = take(2 * heads);
+    state = take((all_panels ? heads * panels : 1) * panel_size);
+    total = n;
   }
-}
-StepFn step_function(bool v_first, int32_t src, int32_t dst) {
-  if (src == GDN_BF16) return step_to<GDN_BF16>(v_first, dst);
-  if (src == GDN_F16) return step_to<GDN_F16>(v_first, dst);
-  return step_to<GDN_F32>(v_first, dst);
-}
+};
 
-bool is_v_first(const View& state) { return state.stride[2] == 1 && state.stride[3] != 1; }
-// The kernels take the caller's memory as it is: lines contiguous along V (K-first) or K (V-first).
-bool is_direct(const View& state, bool v_first) { return v_first ? state.stride[2] == 1 : state.stride[3] == 1; }
-Lines lines_of(const View& state, int64_t slot, int64_t head, int64_t v, bool v_first) {
-  return Lines{state.at(slot, head, 0, v), state.stride[v_first ? 3 : 2] * dtype_bytes(state.dtype)};
-}
-
-// Which of the two orders the fp32 panels (and so the kernels) use.
-bool prefers_v_first(const RuleProblem& p) {
-  if (p.initial_state.present()) return is_v_first(p.initial_state);
-  if (p.final_state.present()) return is_v_first(p.final_state);
-  return p.snapshots.present() && p.snapshots.stride[3] == 1 && p.snapshots.stride[4] != 1;
-}
-
-// One sequence's row of the snapshots as a state view whose slot is the token.
-View snapshots_of(const RuleProblem& p, int64_t seq) {
-  View s = p.snapshots;
-  s.data = p.snapshots.at(seq);
-  s.ndim = 4;
-  for (int i = 0; i < 4; ++i) {
-    s.shape[i] = p.snapshots.shape[i + 1];
-    s.stride[i] = p.snapshots.stride[i + 1];
-  }
-  return s;
-}
-
-class Item {
+class RecurrentItem {
  public:
-  Item(const RuleProblem& p, const RuleItem& item, void* scratch)
+  RecurrentItem(const RuleProblem& p, const RuleItem& item, float* scratch)
       : p_(p),
         item_(item),
         seq_(p.seqs[static_cast<size_t>(item.seq)]),
-        w_(static_cast<Work*>(scratch)),
-        panels_(reinterpret_cast<float*>(static_cast<char*>(scratch) + sizeof(Work))),
-        v_first_(prefers_v_first(p)) {}
+        layout_(p, item),
+        rows_(row_form(p)),
+        scale_(static_cast<float>(p.scale)),
+        scratch_(scratch) {}
 
   void run() {
-    if (seq_.len == 0) return copy_states();
-    for (int64_t t = 0; t < seq_.len; t += kTokens) {
-      const int64_t n = seq_.len - t < kTokens ? seq_.len - t : kTokens;
-      const int64_t group = p_.Hv / p_.Hk;
-      int64_t key_head = -1;
-      for (int64_t h = item_.head_begin; h < item_.head_end; ++h) {
-        if (h / group != key_head) load_keys(key_head = h / group, t, n);
-        run_head(h, t, n);
-      }
+    const int64_t per_key_head = p_.Hv / p_.Hk;
+    for (int64_t begin = item_.head_begin; begin < item_.head_end;) {
+      int64_t end = (begin / per_key_head + 1) * per_key_head;
+      if (end > item_.head_end) end = item_.head_end;
+      run_key_head(begin, end);
+      begin = end;
     }
   }
 
  private:
-  void load_keys(int64_t key_head, int64_t begin, int64_t n) {
-    const int64_t k_pad = (p_.K + 15) / 16 * 16;
+  struct Block {
+    int64_t first, n;  // tokens of the sequence
+    float kq[kTokens];
+    float alpha[kTokens], beta[kTokens];  // of the current value head
+  };
+
+  double* carry(int64_t ordinal) {
+    return reinterpret_cast<double*>(scratch_ + layout_.carry) + (ordinal - item_.head_begin);
+  }
+  float* state(int64_t ordinal, int64_t panel) {
+    const int64_t index = layout_.all_panels ? (ordinal - item_.head_begin) * layout_.panels + panel : 0;
+    return scratch_ + layout_.state + index * layout_.panel_size;
+  }
+  float* k_row(int64_t i) { return scratch_ + layout_.rows + 2 * i * layout_.row_width; }
+  float* q_row(int64_t i) { return k_row(i) + layout_.row_width; }
+  int64_t columns(int64_t panel) const {
+    const int64_t left = item_.v_end - item_.v_begin - panel * kPanel;
+    return left < kPanel ? left : kPanel;
+  }
+
+  void run_key_head(int64_t begin, int64_t end) {
+    for (int64_t ordinal = begin; ordinal < end; ++ordinal) *carry(ordinal) = 1.0;
+    Block block;
+    block.first = 0;
+    do {  // once for an empty sequence: its state is passed on
+      block.n = seq_.len - block.first < kTokens ? seq_.len - block.first : kTokens;
+      load_rows(key_head_of(p_, begin), &block);
+      for (int64_t ordinal = begin; ordinal < end; ++ordinal) {
+        double alpha[kTokens];
+        load_gates(p_, seq_.batch, seq_.begin + block.first, block.n, value_head_of(p_, ordinal), alpha, block.beta);
+        for (int64_t i = 0; i < block.n; ++i) block.alpha[i] = round_decay(alpha[i], carry(ordinal));
+        for (int64_t panel = 0; panel < layout_.panels; ++panel) run_panel(ordinal, panel, block);
+      }
+      block.first += block.n;
+    } while (block.first < seq_.len);
+  }
+
+  void load_rows(int64_t key_head, Block* block) {
     const F32Tag d;
-    for (int64_t t = 0; t < n; ++t) {
-      load_key_row(p_, p_.k, seq_.batch, seq_.begin + begin + t, key_head, k_pad, w_->k[t]);
-      load_key_row(p_, p_.q, seq_.batch, seq_.begin + begin + t, key_head, k_pad, w_->q[t]);
-      F32Vec sum = hn::Zero(d);
-      for (int64_t i = 0; i < k_pad; i += kLanes)
-        sum = hn::MulAdd(hn::Load(d, w_->k[t] + i), hn::Load(d, w_->q[t] + i), sum);
-      w_->kq[t] = hn::GetLane(hn::SumOfLanes(d, sum));
+    for (int64_t i = 0; i < block->n; ++i) {
+      const int64_t token = seq_.begin + block->first + i, width = layout_.row_width;
+      float *k = k_row(i), *q = q_row(i);
+      load_key_row(p_, p_.k, seq_.batch, token, key_head, width, k);
+      load_key_row(p_, p_.q, seq_.batch, token, key_head, width, q);
+      auto sum = hn::Zero(d);
+      for (int64_t j = 0; j < width; j += kLanes) sum = hn::MulAdd(hn::LoadU(d, k + j), hn::LoadU(d, q + j), sum);
+      block->kq[i] = hn::GetLane(hn::SumOfLanes(d, sum));
     }
   }
 
-  // Is the state after token t (of the whole sequence) kept anywhere but in the final state?
-  bool kept(int64_t t) const {
-    if (p_.snapshots.present()) return true;
-    if (token_slot(t) >= 0) return true;
-    return p_.checkpoint_every > 0 && (t + 1) % p_.checkpoint_every == 0;
-  }
-  int64_t token_slot(int64_t t) const {
-    if (p_.token_slot_columns == 0 || !p_.final_state.present()) return -1;
-    return p_.token_slots[static_cast<size_t>(item_.seq * p_.token_slot_columns + t)];
-  }
-
-  void run_head(int64_t h, int64_t begin, int64_t n) {
-    Token tokens[kTokens];
-    const int64_t head = head_of(p_, h);
-    for (int64_t t = 0; t < n; ++t) {
-      const int64_t token = seq_.begin + begin + t;
-      tokens[t] = {static_cast<float>(load_alpha(p_, seq_.batch, token, head)), load_beta(p_, seq_.batch, token, head),
-                   w_->kq[t]};
+  // Where the state after token t goes.
+  int64_t destinations(int64_t t, int64_t head, int64_t v_begin, StateRef* refs) {
+    int64_t n = 0;
+    if (p_.token_slot_columns > 0 && present(p_.final_state)) {
+      const int64_t slot = p_.token_slots[static_cast<size_t>(item_.seq * p_.token_slot_columns + t)];
+      if (slot >= 0) refs[n++] = state_ref(p_.final_state, slot, head, v_begin);
     }
-    const int64_t panels = (item_.v_end - item_.v_begin + kColumns - 1) / kColumns;
-    for (int64_t c = 0; c < panels; ++c) {
-      const int64_t v = item_.v_begin + c * kColumns;
-      const int64_t width = v + kColumns <= item_.v_end ? kColumns : item_.v_end - v;
-      if (seq_.len == 1 && run_direct(head, v, width, tokens[0])) continue;
-      // With one block of tokens every panel is done when it is left, so they share the space of one.
-      const int64_t slot = seq_.len <= kTokens ? 0 : (h - item_.head_begin) * panels + c;
-      run_panel(head, v, width, tokens, begin, n, panels_ + slot * kColumns * p_.K);
-    }
+    if (present(p_.snapshots)) refs[n++] = snapshot_ref(p_.snapshots, item_.seq, t, head, v_begin);
+    const int64_t slot = checkpoint_slot(p_, seq_, t);
+    if (slot >= 0) refs[n++] = state_ref(p_.checkpoints, slot, head, v_begin);
+    if (t + 1 == seq_.len && seq_.write_slot >= 0) refs[n++] = state_ref(p_.final_state, seq_.write_slot, head, v_begin);
+    return n;
   }
 
-  void load_v(int64_t head, int64_t v, int64_t width, int64_t token) {
-    load_row(p_.v.at(seq_.batch, token, head, v), p_.v.dtype, p_.v.stride[3], width, w_->v);
+  // The caller's memory can be worked on directly: contiguous along the vectors, nothing to pad.
+  bool direct(const StateRef& s, int64_t width) const {
+    if (rows_) return s.stride_k == 1 && p_.K % kLanes == 0 && width % kRowGroup == 0;
+    return s.stride_v == 1 && width == kPanel;
   }
-  void store_out(int64_t head, int64_t v, int64_t width, int64_t token) {
-    store_row(w_->out, p_.o.at(seq_.batch, token, head, v), p_.o.dtype, p_.o.stride[3], width);
-  }
-
-  // One token, one source, at most one destination, all in place.
-  bool run_direct(int64_t head, int64_t v, int64_t width, const Token& token) {
-    if (seq_.read_slot < 0 || p_.snapshots.present() || p_.checkpoint_every > 0) return false;
-    const int64_t slot = p_.token_slot_columns > 0 ? token_slot(0) : seq_.write_slot;
-    if (!is_direct(p_.initial_state, v_first_) || (slot >= 0 && !is_direct(p_.final_state, v_first_))) return false;
-    const Lines src = lines_of(p_.initial_state, seq_.read_slot, head, v, v_first_);
-    const Lines dst = slot >= 0 ? lines_of(p_.final_state, slot, head, v, v_first_) : src;
-    load_v(head, v, width, seq_.begin);
-    step_function(v_first_, p_.initial_state.dtype, slot >= 0 ? p_.final_state.dtype : kNoState)(
-        src, dst, p_.K, width, w_->k[0], w_->q[0], token, static_cast<float>(p_.scale), w_);
-    store_out(head, v, width, seq_.begin);
-    return true;
-  }
-
-  // fp32 panels: [K][kColumns] K-first, [kColumns][K] V-first.
-  Lines panel_lines(float* s) const { return Lines{reinterpret_cast<char*>(s), (v_first_ ? p_.K : kColumns) * 4}; }
-  void load_panel(const View& state, int64_t slot, int64_t head, int64_t v, int64_t width, float* s) {
-    if (v_first_) {
-      for (int64_t c = 0; c < width; ++c)
-        load_row(state.at(slot, head, 0, v + c), state.dtype, state.stride[2], p_.K, s + c * p_.K);
+  void load_panel(const StateRef& s, int64_t width, float* panel) {
+    if (rows_) {
+      load_block(s, s.stride_v, s.stride_k, width, p_.K, panel, kPanel, layout_.row_width);
     } else {
-      load_state(state, slot, head, p_.K, v, width, kColumns, s, w_->row);
+      load_columns(s, p_.K, width, panel, layout_.rows_k, kPanel, scratch_ + layout_.turn);
     }
   }
-  void store_panel(const View& state, int64_t slot, int64_t head, int64_t v, int64_t width, const float* s) {
-    if (v_first_) {
-      for (int64_t c = 0; c < width; ++c)
-        store_row(s + c * p_.K, state.at(slot, head, 0, v + c), state.dtype, state.stride[2], p_.K);
+  void store_panel(const StateRef& s, int64_t width, const float* panel) {
+    if (rows_) {
+      store_block(s, s.stride_v, s.stride_k, width, p_.K, panel, layout_.row_width);
     } else {
-      store_state(state, slot, head, p_.K, v, width, kColumns, s, w_->row);
+      store_columns(s, p_.K, width, panel, layout_.rows_k, kPanel, scratch_ + layout_.turn);
     }
   }
-  void start_panel(int64_t head, int64_t v, int64_t width, float* s) {
-    if (seq_.read_slot >= 0) {
-      load_panel(p_.initial_state, seq_.read_slot, head, v, width, s);
-    } else {
-      std::memset(s, 0, static_cast<size_t>(kColumns * p_.K) * 4);
-    }
+  StateRef in_scratch(float* panel) const {
+    char* base = reinterpret_cast<char*>(panel);
+    return rows_ ? StateRef{base, GDN_F32, 1, layout_.row_width} : StateRef{base, GDN_F32, kPanel, 1};
   }
 
-  void run_panel(int64_t head, int64_t v, int64_t width, const Token* tokens, int64_t begin, int64_t n, float* s) {
-    if (begin == 0) start_panel(head, v, width, s);
-    const Lines lines = panel_lines(s);
-    const StepFn step = step_function(v_first_, GDN_F32, GDN_F32);
-    for (int64_t t = 0; t < n; ++t) {
-      const int64_t token = seq_.begin + begin + t;
-      load_v(head, v, width, token);
-      step(lines, lines, p_.K, width, w_->k[t], w_->q[t], tokens[t], static_cast<float>(p_.scale), w_);
-      store_out(head, v, width, token);
-      if (kept(begin + t)) keep(begin + t, head, v, width, s);
-    }
-    if (begin + n == seq_.len && seq_.write_slot >= 0) store_panel(p_.final_state, seq_.write_slot, head, v, width, s);
-  }
-
-  void keep(int64_t t, int64_t head, int64_t v, int64_t width, const float* s) {
-    if (const int64_t slot = token_slot(t); slot >= 0) store_panel(p_.final_state, slot, head, v, width, s);
-    if (p_.snapshots.present()) store_panel(snapshots_of(p_, item_.seq), t, head, v, width, s);
-    if (p_.checkpoint_every > 0 && (t + 1) % p_.checkpoint_every == 0) {
-      const int64_t entry = seq_.checkpoint_begin + (t + 1) / p_.checkpoint_every - 1;
-      const int64_t slot = p_.checkpoint_slots[static_cast<size_t>(entry)];
-      if (slot >= 0) store_panel(p_.checkpoints, slot, head, v, width, s);
-    }
-  }
-
-  // An empty sequence: its final state is its initial state.
-  void copy_states() {
-    if (seq_.write_slot < 0) return;
-    for (int64_t h = item_.head_begin; h < item_.head_end; ++h) {
-      for (int64_t v = item_.v_begin; v < item_.v_end; v += kColumns) {
-        const int64_t width = v + kColumns <= item_.v_end ? kColumns : item_.v_end - v;
-        start_panel(head_of(p_, h), v, width, panels_);
-        store_panel(p_.final_state, seq_.write_slot, head_of(p_, h), v, width, panels_);
+  void run_panel(int64_t ordinal, int64_t panel, const Block& block) {
+    const int64_t head = value_head_of(p_, ordinal), v_begin = item_.v_begin + panel * kPanel, width = columns(panel);
+    float* S = state(ordinal, panel);
+    const StateRef scratch = in_scratch(S);
+    StateRef src = scratch;
+    if (block.first == 0) {
+      if (seq_.read_slot < 0) {
+        std::memset(S, 0, static_cast<size_t>(layout_.panel_size) * sizeof(float));
+      } else {
+        src = state_ref(p_.initial_state, seq_.read_slot, head, v_begin);
+        if (block.n == 0 || !direct(src, width)) {
+          load_panel(src, width, S);
+          src = scratch;
+        }
+      }
+      if (block.n == 0 && seq_.write_slot >= 0) {
+        store_panel(state_ref(p_.final_state, seq_.write_slot, head, v_begin), width, S);
       }
     }
+    PanelToken token = {};
+    for (int64_t i = 0; i < block.n; ++i) {
+      const int64_t t = block.first + i, row = seq_.begin + t;
+      load_row(at(p_.v, seq_.batch, row, head, v_begin), p_.v.dtype, p_.v.stride[3], width, token.v);
+      for (int64_t c = width; c < kPanel; ++c) token.v[c] = 0.0f;
+      StateRef refs[4];
+      const int64_t kept = destinations(t, head, v_begin, refs);
+      const bool in_place = kept == 1 && t + 1 == seq_.len && direct(refs[0], width);
+      const StateRef& dst = in_place ? refs[0] : scratch;
+      if (rows_) {
+        step_rows(src, dst, width, i, block, &token);
+      } else {
+        step_columns(src, dst, S, i, block, &token);
+      }
+      src = scratch;
+      store_row(token.o, at(p_.o, seq_.batch, row, head, v_begin), p_.o.dtype, p_.o.stride[3], width);
+      if (in_place) continue;
+      for (int64_t r = 0; r < kept; ++r) store_panel(refs[r], width, S);
+    }
+  }
+
+  void finish(float alpha, float beta, float kq, int64_t begin, int64_t end, PanelToken* t) const {
+    const F32Tag d;
+    const auto a = hn::Set(d, alpha), b = hn::Set(d, beta), x = hn::Set(d, kq), f = hn::Set(d, scale_);
+    for (int64_t c = begin; c < end; c += kLanes) {
+      const auto delta = hn::Mul(b, hn::NegMulAdd(a, hn::Load(d, t->P + c), hn::Load(d, t->v + c)));
+      hn::Store(delta, d, t->delta + c);
+      hn::Store(hn::Mul(f, hn::MulAdd(x, delta, hn::Mul(a, hn::Load(d, t->R + c)))), d, t->o + c);
+    }
+  }
+
+  void step_columns(const StateRef& src, const StateRef& dst, float* S, int64_t i, const Block& block, PanelToken* t) {
+    const float *k = k_row(i), *q = q_row(i);
+    float* copy = src.base == reinterpret_cast<char*>(S) ? nullptr : S;
+    with_dtype(src.dtype, [&](auto tag) {
+      read_columns<decltype(tag)>(src.base, src.stride_k, p_.K, k, q, copy, t);
+    });
+    finish(block.alpha[i], block.beta[i], block.kq[i], 0, kPanel, t);
+    with_dtype(dst.dtype, [&](auto tag) {
+      write_columns<decltype(tag)>(S, p_.K, k, block.alpha[i], t, dst.base, dst.stride_k);
+    });
+  }
+
+  void step_rows(const StateRef& src, const StateRef& dst, int64_t width, int64_t i, const Block& block,
+                 PanelToken* t) {
+    const float *k = k_row(i), *q = q_row(i);
+    const int64_t groups = (width + kRowGroup - 1) / kRowGroup;
+    constexpr int64_t kStep = kLanes > kRowGroup ? kLanes : kRowGroup;
+    with_dtype(src.dtype, [&](auto src_tag) {
+      with_dtype(dst.dtype, [&](auto dst_tag) {
+        using Src = decltype(src_tag);
+        using Dst = decltype(dst_tag);
+        // A vector's worth of rows at a time: read twice while they are near.
+        for (int64_t c0 = 0; c0 < groups * kRowGroup; c0 += kStep) {
+          const int64_t c1 = c0 + kStep < groups * kRowGroup ? c0 + kStep : groups * kRowGroup;
+          for (int64_t c = c0; c < c1; c += kRowGroup) {
+            read_rows<Src>(src.base + c * src.stride_v * Src::kBytes, src.stride_v, layout_.row_width, k, q, t->P + c,
+                           t->R + c);
+          }
+          finish(block.alpha[i], block.beta[i], block.kq[i], c0, c0 + kStep, t);
+          for (int64_t c = c0; c < c1; c += kRowGroup) {
+            write_rows<Src, Dst>(src.base + c * src.stride_v * Src::kBytes, src.stride_v, layout_.row_width, k,
+                                 block.alpha[i], t->delta + c, dst.base + c * dst.stride_v * Dst::kBytes, dst.stride_v);
+          }
+        }
+      });
+    });
   }
 
   const RuleProblem& p_;
   const RuleItem& item_;
   const Sequence& seq_;
-  Work* const w_;
-  float* const panels_;
-  const bool v_first_;
+  const Layout layout_;
+  const bool rows_;
+  const float scale_;
+  float* scratch_;
 };
 
 }  // namespace
 
 int64_t recurrent_scratch(const RuleProblem& p, const RuleItem& item) {
-  const int64_t panels =
-      p.seqs[static_cast<size_t>(item.seq)].len <= kTokens
-          ? 1
-          : (item.head_end - item.head_begin) * ((item.v_end - item.v_begin + kColumns - 1) / kColumns);
-  return static_cast<int64_t>(sizeof(Work)) + panels * kColumns * p.K * 4;
+  return Layout(p, item).total * static_cast<int64_t>(sizeof(float));
 }
 
 void recurrent_item(const RuleProblem& p, const RuleItem& item, void* scratch) {
   const Sequence& seq = p.seqs[static_cast<size_t>(item.seq)];
-  if (seq.is_null) return zero_output(p, seq, item);
-  const FlushDenormals flush;
-  Item(p, item, scratch).run();
+  if (seq.is_null) {
+    for (int64_t ordinal = item.head_begin; ordinal < item.head_end; ++ordinal) {
+      zero_output(p, seq, value_head_of(p, ordinal), item.v_begin, item.v_end);
+    }
+    return;
+  }
+  const FlushSubnormals flush;
+  RecurrentItem(p, item, static_cast<float*>(scratch)).run();
 }
 
 }  // namespace gdn::cpu::GDN_ISA_NS
