@@ -1,0 +1,100 @@
+# libgdn: everything from a fresh Debian machine. Needs root or sudo, python3 >= 3.10 with pip, and nothing else: the
+# rest is installed when missing (tools/apt_packages.txt, tools/requirements.txt into .venv). See `make help`.
+SHELL  := /bin/bash
+PYTHON ?= python3
+JOBS   ?= $(shell nproc)
+PREFIX ?= /usr/local
+VENV   := .venv
+STAMP  := build/stamp
+QUIET  := PYTHON=$(PYTHON) tools/quiet.sh
+PY     := $(VENV)/bin/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+LIBRARY_SOURCES := $(shell find include src cmake python -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml
+
+.PHONY: help setup build test demo bench bench-peers format lint install clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo [MODEL=<folder> TEXT=<file>]  run a Qwen3.5-architecture model with and without libgdn"
+	@echo "make test                               all C++ and Python tests"
+	@echo "make bench                              benchmark libgdn (bench/results/<machine>/)"
+	@echo "make bench-peers                        the same beside ggml and Transformers"
+	@echo "make setup | build                      only the environment | also the library and the Python package"
+	@echo "make format | lint                      format the sources | check format and style"
+	@echo "make install [PREFIX=/usr/local]        install headers, library, CMake and pkg-config files"
+	@echo "make clean                              remove build/ (and leave .venv)"
+	@echo "Variables: PYTHON (python3 >= 3.10), JOBS (processes of the build)"
+
+# ---- environment
+$(STAMP)/apt-%: tools/apt_packages.txt tools/apt_install.sh
+	@mkdir -p $(STAMP)
+	@echo "== Debian packages needed to $*"
+	@PYTHON=$(PYTHON) tools/apt_install.sh $*
+	@touch $@
+
+$(STAMP)/venv: tools/requirements.txt $(STAMP)/apt-build
+	@echo "== Python environment $(VENV) (torch, transformers, ...: some minutes the first time)"
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and "found Python " + v + ", expected 3.10 or later: make PYTHON=<one>")'
+	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
+	@$(QUIET) pip $(PY) -m pip install -r tools/requirements.txt
+	@touch $@
+
+setup: $(STAMP)/venv
+
+# ---- library and Python package
+$(STAMP)/package: $(STAMP)/venv $(LIBRARY_SOURCES)
+	@echo "== Library and Python package (build/python)"
+	@$(QUIET) package $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall -C build-dir=build/python .
+	@touch $@
+
+build: $(STAMP)/package
+
+# ---- tests
+$(STAMP)/test-configured: $(STAMP)/apt-build $(STAMP)/apt-test CMakeLists.txt
+	@$(QUIET) configure-test cmake -S . -B build/test -G Ninja -DGDN_BUILD_TESTS=ON -DGDN_WERROR=ON
+	@touch $@
+
+test: $(STAMP)/package $(STAMP)/test-configured
+	@echo "== C++ tests: build (build/test)"
+	@$(QUIET) build-test cmake --build build/test -j $(JOBS)
+	@mkdir -p build/report && rm -f build/report/cpp.xml build/report/python.xml
+	@echo "== C++ tests: run"
+	@ctest --test-dir build/test -j $(JOBS) --output-on-failure --no-tests=error \
+	  --output-junit $(CURDIR)/build/report/cpp.xml >build/log/ctest.log 2>&1 </dev/null; cpp=$$?; \
+	  [ $$cpp -eq 0 ] && tail -n 3 build/log/ctest.log || grep -vE '^ *[0-9]+/[0-9]+ Test .* Passed|^ *Start ' build/log/ctest.log | tail -n 120; \
+	echo "== Python tests"; \
+	$(PY) -m pytest tests/python --junitxml=build/report/python.xml </dev/null; python=$$?; \
+	$(PY) tools/summarize_tests.py --exit ctest=$$cpp --exit pytest=$$python build/report/cpp.xml build/report/python.xml
+
+# ---- demo and benchmarks
+demo: $(STAMP)/package
+	@$(PY) demo/demo.py $(if $(MODEL),--model "$(MODEL)") $(if $(TEXT),--text "$(TEXT)")
+
+bench: $(STAMP)/package
+	@$(PY) bench/run.py
+
+bench-peers: $(STAMP)/package
+	@$(PY) bench/run.py --peers
+
+# ---- style
+CPP_FILES := $(shell git ls-files '*.h' '*.hpp' '*.cpp' '*.c' 2>/dev/null)
+
+format: $(STAMP)/venv $(STAMP)/apt-ci
+	@clang-format -i $(CPP_FILES)
+	@$(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .
+
+lint: $(STAMP)/venv $(STAMP)/apt-ci
+	clang-format --dry-run -Werror $(CPP_FILES)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+install: $(STAMP)/apt-build
+	@echo "== Installing to $(PREFIX)"
+	@$(QUIET) configure-install cmake -S . -B build/install -G Ninja
+	@$(QUIET) build-install cmake --build build/install -j $(JOBS)
+	@cmake --install build/install --prefix "$(PREFIX)"
+
+clean:
+	rm -rf build
