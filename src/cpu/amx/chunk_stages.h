@@ -182,7 +182,7 @@ static inline void rescale_state(const Scratch& s, HeadState* head, double facto
 // if anything is not finite.
 static inline VecF substitute(const Scratch& s, int64_t rt) {
   const float* l = tile_at(s.ld, rt);
-  VecF bad{};
+  VecF bad[4] = {};  // four chains: one would take as long as the substitution
   for (int64_t vt = 0; vt < s.vt; ++vt) {
     float* tile = tile_at(s.ks, rt * s.vt + vt);
     VecF u[16];
@@ -197,11 +197,11 @@ static inline VecF substitute(const Scratch& s, int64_t rt) {
     }
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
-      bad = bad + u[i] * 0.0f;
+      bad[i % 4] = bad[i % 4] + u[i] * 0.0f;
       store(tile + i * 16, u[i]);
     }
   }
-  return bad;
+  return (bad[0] + bad[1]) + (bad[2] + bad[3]);
 }
 
 // Right-operand tiles of U' (hi, lo) of one 32-token step. Before the odd row tile is solved its half is zero.

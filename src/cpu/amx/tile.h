@@ -43,14 +43,17 @@ GDN_AMX_INLINE VecF flush(VecF x) {
 // TDPBF16PS: even and odd products are accumulated apart over the whole row, added, then added to the destination.
 template <int kDst, int kA, int kB>
 inline void tile_dp() {
+  VecF b_even[16], b_odd[16];
+  for (int k = 0; k < 16; ++k) {
+    b_even[k] = flush(from_bits(g_tiles[kB][k] << 16));
+    b_odd[k] = flush(from_bits(g_tiles[kB][k] & 0xffff0000u));
+  }
   for (int m = 0; m < 16; ++m) {
+    const VecF a_even = flush(from_bits(g_tiles[kA][m] << 16)), a_odd = flush(from_bits(g_tiles[kA][m] & 0xffff0000u));
     VecF even{}, odd{};
     for (int k = 0; k < 16; ++k) {
-      const uint32_t a = g_tiles[kA][m][k];
-      const VecU b = g_tiles[kB][k];
-      const VecF a_even = flush(from_bits(VecU{} + (a << 16))), a_odd = flush(from_bits(VecU{} + (a & 0xffff0000u)));
-      even = flush(a_even * flush(from_bits(b << 16)) + even);
-      odd = flush(a_odd * flush(from_bits(b & 0xffff0000u)) + odd);
+      even = flush(b_even[k] * a_even[k] + even);
+      odd = flush(b_odd[k] * a_odd[k] + odd);
     }
     g_tiles[kDst][m] = bits(flush(flush(from_bits(g_tiles[kDst][m])) + flush(even + odd)));
   }

@@ -37,11 +37,10 @@ GDN_AMX_INLINE VecU bits(VecF v) { return reinterpret_cast<VecU>(v); }
 GDN_AMX_INLINE VecF from_bits(VecU v) { return reinterpret_cast<VecF>(v); }
 
 GDN_AMX_INLINE float sum_lanes(VecF v) {
-  float s[4] = {};
-  for (int i = 0; i < 16; i += 4) {
-    for (int j = 0; j < 4; ++j) s[j] += v[i + j];
-  }
-  return (s[0] + s[1]) + (s[2] + s[3]);
+  v = v + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  v = v + __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+  v = v + __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  return v[0] + v[1];
 }
 
 GDN_AMX_INLINE VecF load_bf16x16(const void* p) {
