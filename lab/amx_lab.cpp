@@ -6,7 +6,7 @@
 //   g++ -std=c++20 -O3 -Iinclude -Isrc -DGDN_AMX_STAGES -fno-math-errno -Wno-psabi -mavx512f -mavx512bw -mavx512dq
 //   -mavx512vl -mavx512cd
 //       -mavx512bf16 -mavx512vnni -mavx2 -mfma -mf16c -mbmi -mbmi2 -mlzcnt -mpclmul -maes -mamx-tile -mamx-bf16
-//       -mprefer-vector-width=512 -static-libstdc++ -static-libgcc lab/amx_lab.cpp src/cpu/amx/chunk_amx.cpp
+//       -mprefer-vector-width=512 -static lab/amx_lab.cpp src/cpu/amx/chunk_amx.cpp
 //       src/cpu/amx/rule_amx.cpp src/cpu/parallel.cpp -lpthread -o amx_lab
 //
 // With -DGDN_AMX_EMULATE and AVX2 flags it runs anywhere (software tiles: only the errors mean anything). Arguments:
