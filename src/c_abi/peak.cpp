@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "c_abi/last_error.h"
 #include "cpu/dispatch.h"
 #include "cpu/parallel.h"
 #include "gdn/gdn.h"
@@ -30,7 +31,10 @@ double best_round_seconds(int32_t threads, int rounds, F& item) {
 }  // namespace
 
 extern "C" gdn_status gdn_measure_peak(int32_t num_threads, double* fma_gflops, double* copy_gb_per_s) {
-  if (num_threads < 0) return GDN_INVALID_ARGUMENT;
+  if (num_threads < 0) {
+    return gdn::set_last_error(GDN_INVALID_ARGUMENT,
+                               "measure_peak: argument 'num_threads': found a negative number, expected >= 0");
+  }
   const int32_t threads = gdn::cpu::effective_threads(num_threads);
   if (fma_gflops != nullptr) {
     const gdn::cpu::IsaTable& table = gdn::cpu::isa_table(gdn::cpu::active_isa());
@@ -43,7 +47,9 @@ extern "C" gdn_status gdn_measure_peak(int32_t num_threads, double* fma_gflops, 
   if (copy_gb_per_s != nullptr) {
     constexpr size_t kBytes = size_t{64} << 20;  // per thread and side: past every cache
     char* buffer = static_cast<char*>(std::malloc(2 * kBytes * static_cast<size_t>(threads)));
-    if (buffer == nullptr) return GDN_OUT_OF_MEMORY;
+    if (buffer == nullptr) {
+      return gdn::set_last_error(GDN_OUT_OF_MEMORY, "measure_peak: 128 MiB per thread could not be allocated");
+    }
     std::memset(buffer, 1, 2 * kBytes * static_cast<size_t>(threads));
     auto item = [&](int64_t i, int32_t) {
       char* base = buffer + 2 * kBytes * static_cast<size_t>(i);

@@ -216,6 +216,8 @@ TEST(Threads, SetAndGet) {
   EXPECT_EQ(gdn_set_num_threads(0), GDN_OK);
   EXPECT_GE(gdn_get_num_threads(), 1);
   EXPECT_EQ(gdn_release_memory(), GDN_OK);
+  EXPECT_EQ(gdn_measure_peak(-1, nullptr, nullptr), GDN_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(gdn_last_error()).rfind("measure_peak: argument", 0), 0u);
 }
 
 TEST(Hpp, PrefillInFiveLines) {
