@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # Installs a build into an empty folder and builds examples/cmake_project against the copy, with find_package and with
 # pkg-config; runs what was built. The copy is moved once, so that an absolute path anywhere in it shows.
-#   tools/test_install.sh <build folder> <cmake> <cc> <cxx> [sanitizers]
+#   tools/test_install.sh <build folder> <cmake> <cc> <cxx>
 set -euo pipefail
-build=$1 cmake=$2 cc=$3 cxx=$4 sanitize=${5:-}
+build=$1 cmake=$2 cc=$3 cxx=$4
 source=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-flags=${sanitize:+-fsanitize=$sanitize}
 
 "$cmake" --install "$build" --prefix "$work/first" >/dev/null
 mv "$work/first" "$work/prefix"
@@ -20,7 +19,7 @@ fi
 
 echo "-- find_package(gdn)"
 "$cmake" -S "$source/examples/cmake_project" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" \
-  -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" >/dev/null
+  -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" >/dev/null
 "$cmake" --build "$work/build" >/dev/null
 "$work/build/prefill_cpp"
 "$work/build/conv_c"
@@ -32,8 +31,8 @@ export PKG_CONFIG_PATH=${pc%/*}
 pkg-config --exists 'gdn >= 0.1.0'
 libdir=$(pkg-config --variable=libdir gdn)
 # shellcheck disable=SC2046
-"$cxx" $flags -std=c++20 "$source/examples/cmake_project/prefill.cpp" -o "$work/pc_cpp" $(pkg-config --cflags --libs gdn)
+"$cxx" -std=c++20 "$source/examples/cmake_project/prefill.cpp" -o "$work/pc_cpp" $(pkg-config --cflags --libs gdn)
 # shellcheck disable=SC2046
-"$cc" $flags "$source/examples/cmake_project/conv.c" -o "$work/pc_c" $(pkg-config --cflags --libs gdn)
+"$cc" "$source/examples/cmake_project/conv.c" -o "$work/pc_c" $(pkg-config --cflags --libs gdn)
 LD_LIBRARY_PATH=$libdir "$work/pc_cpp"
 LD_LIBRARY_PATH=$libdir "$work/pc_c"
