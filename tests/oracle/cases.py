@@ -308,7 +308,9 @@ def expected(case: Case, x: Inputs, dtype: type = np.float64) -> dict[str, Outpu
             groups.setdefault(length, []).append(n)
     for length, members in groups.items():
         for at in range(0, len(members), _ORACLE_SEQUENCES):
-            _run_group(case, x, e, out, plan, members[at : at + _ORACLE_SEQUENCES], length, scale, first_checkpoint, dtype)
+            _run_group(
+                case, x, e, out, plan, members[at : at + _ORACLE_SEQUENCES], length, scale, first_checkpoint, dtype
+            )
     return out
 
 

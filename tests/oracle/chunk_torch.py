@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The chunked formula of docs/math.md in plain PyTorch: what an implementation's error is compared with (at most twice)."""
+"""The chunked formula of docs/math.md in plain PyTorch: the yardstick of an implementation's error (at most twice)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def chunk_formula(
     """Shapes as in recurrence(). fp32 arithmetic; `operands` = bfloat16 rounds both sides of every product, as a
     kernel on 16-bit matrix units must. -> (o [n, T, Hv, V], S [n, Hv, K, V]) in fp32."""
     heads = key_heads(q.shape[2], v.shape[2], head_map)
-    f32 = [torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32)) for x in (q[:, :, heads], k[:, :, heads], v, g, beta)]
+    f32 = [
+        torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+        for x in (q[:, :, heads], k[:, :, heads], v, g, beta)
+    ]
     queries, keys, values = (x.transpose(1, 2) for x in f32[:3])  # [n, Hv, T, D]
     gate, betas = (x.transpose(1, 2) for x in f32[3:])  # [n, Hv, T]
     s = torch.from_numpy(np.array(state, dtype=np.float32))
