@@ -287,7 +287,7 @@ def expected(case: Case, x: Inputs, dtype: type = np.float64) -> dict[str, Outpu
     if case.final == "in_place":
         out["final"] = Output(x.initial.astype(dtype), np.zeros(len(x.initial), bool))
     elif case.final == "separate":
-        rows = case.slots or count
+        rows = case.slots if case.write is not None else count
         out["final"] = Output(np.zeros((rows, *state_shape), dtype), np.zeros(rows, bool))
     every = case.checkpoint_every
     first_checkpoint: list[int] = []

@@ -259,7 +259,8 @@ class Call:
                 self._input("initial_state", buffer, tensor)
         if case.final == "separate":
             dtype = DTYPES[case.final_dtype or case.state_dtype]
-            self._output("final_state", *self._state_buffer("final_state", (case.slots or count,), dtype))
+            rows = case.slots if case.write is not None else count
+            self._output("final_state", *self._state_buffer("final_state", (rows,), dtype))
         if case.token_slots is None:
             self._index("initial_state_indices", case.read)
             self._index("final_state_indices", case.write)
