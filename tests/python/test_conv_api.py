@@ -7,10 +7,10 @@ import inspect
 
 import pytest
 import torch
-from torch_formulas import conv, relative
 
 import gdn
 from gdn import causal_conv1d_fn, causal_conv1d_update
+from torch_formulas import conv, relative
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ import inspect
 
 import pytest
 import torch
-from torch_formulas import inputs, raw_gate, recurrence, relative
 
 import gdn
 from gdn import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from torch_formulas import inputs, raw_gate, recurrence, relative
 
 FUNCTIONS = {"chunk": chunk_gated_delta_rule, "recurrent": fused_recurrent_gated_delta_rule}
 # Positional order of fla-core 0.6.0; calls that pass arguments by position depend on it.

@@ -208,7 +208,7 @@ def test_conv_gate_norm_rotary() -> None:
 
 
 def test_errors() -> None:
-    q, k, v, g, beta, state = _inputs()
+    q, k, v, _, _, state = _inputs()
     with pytest.raises(gdn.InvalidArgumentError, match=r"chunk_forward: argument 'k': found shape \[2, 23, 2, 15\]"):
         ops.chunk_forward(q, k[..., :15], v)
     with pytest.raises(ValueError, match="argument 'q': found None"):

@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch_formulas import inputs
 
 import gdn
 import gdn.torch as ops
+from torch_formulas import inputs
 
 NONE = (None, None, None)
 OPTIONS = (0.0, 0.0, 1 << 7, None)  # scale, l2norm_eps, flags (qk_l2norm), impl

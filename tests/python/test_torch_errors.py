@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_formulas import inputs
 
 import gdn
 import gdn.torch as ops
+from torch_formulas import inputs
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_formulas import conv, inputs, l2norm, raw_gate, recurrence, relative
 
 import gdn.torch as ops
+from torch_formulas import conv, inputs, l2norm, raw_gate, recurrence, relative
 
 RULES = {"chunk_forward": ops.chunk_forward, "recurrent": ops.recurrent}
 # Bounds of docs/math.md: (o, state).

@@ -6,6 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# The tensors here are tiny: PyTorch's own threads only wait for each other, above all on a busy machine.
+torch.set_num_threads(1)
+
 
 def relative(found: Tensor, expected: Tensor) -> float:
     """||found - expected|| / ||expected|| in fp64."""
