@@ -19,8 +19,8 @@ LIBRARY_SOURCES := $(shell find include src cmake python -type f -not -name '*.p
 help:
 	@echo "make demo [MODEL=<folder> TEXT=<file>]  run a Qwen3.5-architecture model with and without libgdn"
 	@echo "make test                               all C++ and Python tests"
-	@echo "make bench                              benchmark libgdn (bench/results/<machine>/)"
-	@echo "make bench-peers                        the same beside ggml and Transformers"
+	@echo "make bench                              every operator beside this machine's own limits"
+	@echo "make bench-peers                        prefill and decode beside ggml and Transformers (bench/results)"
 	@echo "make setup | build                      only the environment | also the library and the Python package"
 	@echo "make format | lint                      format the sources | check format and style"
 	@echo "make install [PREFIX=/usr/local]        install headers, library, CMake and pkg-config files"
@@ -70,13 +70,13 @@ test: $(STAMP)/package $(STAMP)/test-configured
 
 # ---- demo and benchmarks
 demo: $(STAMP)/package
-	@$(PY) demo/demo.py $(if $(MODEL),--model "$(MODEL)") $(if $(TEXT),--text "$(TEXT)")
+	@$(PY) demo/run.py $(if $(MODEL),--model "$(MODEL)") $(if $(TEXT),--text "$(TEXT)")
 
 bench: $(STAMP)/package
-	@$(PY) bench/run.py
+	@$(VENV)/bin/gdn bench
 
 bench-peers: $(STAMP)/package
-	@$(PY) bench/run.py --peers
+	@$(PY) bench/cpu_peers.py
 
 # ---- style
 CPP_FILES := $(shell git ls-files '*.h' '*.hpp' '*.cpp' '*.c' 2>/dev/null)

@@ -4,7 +4,7 @@
     check_isa_symbols.py <build folder>
 
 An inline function or template instantiation that such an object emits under a common name (std::vector<float>::..., a
-helper in gdn::) may be the copy that the linker keeps for the whole library: then AVX-512 code runs on a CPU without it.
+helper in gdn::) may be the copy that the linker keeps for the whole library: AVX-512 code then runs on any CPU.
 So every symbol that these objects define and others can see must carry the instruction set in its name: a namespace
 gdn::cpu::n_<isa>, Highway's hwy::N_<TARGET>, or the AMX kernel's gdn::cpu::amx; and what is weak among them must not be
 defined by an object of another library too.
@@ -30,7 +30,9 @@ HARMLESS = re.compile(r"^DW\.ref\.__gxx_personality_v0$")
 
 def defined_symbols(obj: Path) -> list[tuple[str, str]]:
     """(type, mangled name) of the symbols that other objects see: global and weak ones."""
-    out = subprocess.run(["nm", "--defined-only", "--extern-only", str(obj)], check=True, capture_output=True, text=True)
+    out = subprocess.run(
+        ["nm", "--defined-only", "--extern-only", str(obj)], check=True, capture_output=True, text=True
+    )
     rows = [line.split() for line in out.stdout.splitlines()]
     return [(row[-2], row[-1]) for row in rows if len(row) >= 2]
 

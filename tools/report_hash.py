@@ -80,7 +80,8 @@ def show(family: str) -> None:
     if missing:
         print(f"{family}: STALE: {report.relative_to(ROOT)} lacks {', '.join(missing)}")
         return
-    what = f"{record['passed']} passed, {record['failed']} failed on {record['cpu']}, {record['date']}, commit {record['commit']}"
+    what = f"{record['passed']} passed, {record['failed']} failed on {record['cpu']}, {record['date']}"
+    what += f", commit {record['commit']}"
     print(f"{family}: {'FRESH' if record['hash'] == current else 'STALE: sources changed since'}: {what}")
 
 

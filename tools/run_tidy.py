@@ -29,7 +29,9 @@ def commands(build: Path, prefixes: list[str]) -> list[dict[str, str]]:
         if not path.is_relative_to(ROOT):
             continue
         name = path.relative_to(ROOT).as_posix()
-        if not any(name.startswith(prefix) for prefix in prefixes) or "tests/cpp" in entry.get("output", entry["command"]):
+        if not any(name.startswith(prefix) for prefix in prefixes) or "tests/cpp" in entry.get(
+            "output", entry["command"]
+        ):
             continue
         if name not in chosen or "gdn_isa_avx2" in entry["command"]:
             chosen[name] = entry

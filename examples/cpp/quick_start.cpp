@@ -24,14 +24,22 @@ int main() try {
   gdn::Tensor qt(q.data(), {1, T, Hk, K}), kt(k.data(), {1, T, Hk, K}), vt(v.data(), {1, T, Hv, V});
   gdn::Tensor gt(g.data(), {1, T, Hv}), bt(beta.data(), {1, T, Hv}), ot(o.data(), {1, T, Hv, V});
   gdn::Tensor cu(lengths.data(), {N + 1}), st(state.data(), {N, Hv, K, V});
-  gdn::chunk_forward({.q = qt, .k = kt, .v = vt, .g = gt, .beta = bt, .o = ot, .qk_l2norm = true,
-                      .cu_seqlens = cu, .final_state = st});
+  gdn::chunk_forward({.q = qt,
+                      .k = kt,
+                      .v = vt,
+                      .g = gt,
+                      .beta = bt,
+                      .o = ot,
+                      .qk_l2norm = true,
+                      .cu_seqlens = cu,
+                      .final_state = st});
   // README end
 
   double sum = 0;
   for (float x : o) sum += std::abs(x);
   for (float x : state) sum += std::abs(x);
-  std::printf("%s\n", gdn::explain(GDN_OP_CHUNK_FORWARD, {.q = qt, .k = kt, .v = vt, .g = gt, .beta = bt, .o = ot}).c_str());
+  std::printf("%s\n",
+              gdn::explain(GDN_OP_CHUNK_FORWARD, {.q = qt, .k = kt, .v = vt, .g = gt, .beta = bt, .o = ot}).c_str());
   return std::isfinite(sum) && sum > 0 ? 0 : 1;
 } catch (const gdn::Error& error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -1,5 +1,5 @@
-// Speculative decoding in C++20: four draft tokens are verified in one call that leaves the pool untouched and gives the
-// state after each of them; the engine keeps the snapshot of the last accepted token. Same result as serial decode.
+// Speculative decoding in C++20: four draft tokens are verified in one call that leaves the pool untouched and gives
+// the state after each of them; the engine keeps the snapshot of the last accepted token. Same result as serial decode.
 #include <gdn/gdn.hpp>
 
 #include <algorithm>
