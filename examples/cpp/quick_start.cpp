@@ -20,20 +20,15 @@ int main() try {
   const std::vector<int32_t> lengths{0, 100, 300};  // cu_seqlens: sequences of 100 and 200 tokens
   std::vector<float> o(T * Hv * V, NAN), state(N * Hv * K * V, NAN);
 
+  // clang-format off
   // README begin
   gdn::Tensor qt(q.data(), {1, T, Hk, K}), kt(k.data(), {1, T, Hk, K}), vt(v.data(), {1, T, Hv, V});
   gdn::Tensor gt(g.data(), {1, T, Hv}), bt(beta.data(), {1, T, Hv}), ot(o.data(), {1, T, Hv, V});
   gdn::Tensor cu(lengths.data(), {N + 1}), st(state.data(), {N, Hv, K, V});
-  gdn::chunk_forward({.q = qt,
-                      .k = kt,
-                      .v = vt,
-                      .g = gt,
-                      .beta = bt,
-                      .o = ot,
-                      .qk_l2norm = true,
-                      .cu_seqlens = cu,
-                      .final_state = st});
+  gdn::chunk_forward({.q = qt, .k = kt, .v = vt, .g = gt, .beta = bt, .o = ot, .qk_l2norm = true,
+                      .cu_seqlens = cu, .final_state = st});
   // README end
+  // clang-format on
 
   double sum = 0;
   for (float x : o) sum += std::abs(x);
