@@ -3,7 +3,7 @@
 
     fill_bench.py [--check] [--readme README.md] [--results bench/results]
 
-A row per shape that libgdn and at least one peer were measured on. Times are medians in microseconds per token and value
+A row per shape that libgdn and at least one peer were measured on. Times are medians in µs per token and value
 head (decode: per sequence and value head); a peer's cell says how many times libgdn's time it took. A peer that has no
 run at libgdn's dtype is compared at its own, which the cell names. --check only tells whether the table is current.
 """
