@@ -38,9 +38,9 @@ struct RuleKernels {
 
 // Elementwise and convolution kernels work on ranges so that the caller splits them over threads.
 struct OpKernels {
-  // conv1d: sequence `seq`, channels [c_begin, c_end), tokens [t_begin, t_end) of that sequence (relative). State is
-  // written by the caller's separate call of conv1d_state for the same channels once every y of them is done (y may
-  // alias x).
+  // conv1d: sequence `seq`, channels [c_begin, c_end), tokens [t_begin, t_end) of that sequence (relative). [0, len)
+  // does everything for these channels: y, which may be x, and the final state, which may be the initial state. A part
+  // of the tokens (y apart from x only) gives y alone, and [len, len) then the state alone; t_begin is 0 or >= W - 1.
   void (*conv1d)(const ConvProblem&, int64_t seq, int64_t c_begin, int64_t c_end, int64_t t_begin, int64_t t_end);
   void (*gate)(const GateProblem&, int64_t row_begin, int64_t row_end);  // flattened rows[0]*rows[1]*rows[2]
   void (*norm)(const NormProblem&, int64_t row_begin, int64_t row_end);
