@@ -12,10 +12,13 @@ if ! command -v dpkg-query >/dev/null; then
   echo "   this is no Debian system: these must be there (by whatever name they have here): ${wanted[*]}"
   exit 0
 fi
+python=${PYTHON:-python3}
+has_headers='import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))'
 missing=()
 for package in "${wanted[@]}"; do
-  # A python3 from elsewhere (pyenv, conda) brings its own venv.
-  [ "$package" = python3-venv ] && "${PYTHON:-python3}" -c 'import ensurepip, venv' 2>/dev/null && continue
+  # A python3 from elsewhere (pyenv, conda) brings its own venv and headers.
+  [ "$package" = python3-venv ] && "$python" -c 'import ensurepip, venv' 2>/dev/null && continue
+  [ "$package" = python3-dev ] && "$python" -c "$has_headers" 2>/dev/null && continue
   dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0

@@ -19,6 +19,7 @@ from pathlib import Path
 
 # Object library -> what a mangled name must contain (length-prefixed namespaces).
 ALLOWED = {
+    "gdn_isa_baseline": r"10n_baseline|7N_SSSE3|6N_SSE4|8N_SCALAR",
     "gdn_isa_avx2": r"6n_avx2|6N_AVX2",
     "gdn_isa_avx512": r"8n_avx512|6N_AVX3",
     "gdn_isa_neon": r"6n_neon|6N_NEON",
