@@ -4,7 +4,7 @@
 //   I="-std=c++20 -O3 -Iinclude -Isrc -DGDN_ISA_NS=n_avx512 -DHWY_COMPILE_ONLY_STATIC"
 //   for f in chunk recurrent peak; do g++ $I <ISA flags of CMakeLists.txt> -c src/cpu/isa/$f.cpp -o $f.o; done
 //   g++ $I -static lab/chunk_lab.cpp chunk.o recurrent.o peak.o -o chunk_lab
-// Usage: chunk_lab [check|time|all]. Exit status 1 if a check fails.
+// Usage: chunk_lab [check|time|all] [part of a timing's name]. Exit status 1 if a check fails.
 #include "chunk_lab.h"
 
 #include <ctime>
@@ -239,7 +239,10 @@ double fma_peak() {
   return best;
 }
 
+std::string only;  // time cases whose name has this
+
 void time_case(const char* name, const lab::Case& c, double peak, int rounds) {
+  if (std::string(name).find(only) == std::string::npos) return;
   lab::Instance x;
   lab::build(c, &x);
   run(x.p, c.recurrent);
@@ -267,8 +270,11 @@ void time_all() {
     c.io = io;
     const std::string dtype = io == GDN_F32 ? "fp32" : io == GDN_BF16 ? "bf16" : "fp16";
     c.lengths = {4096};
-    time_case(("chunk T 4096, r 2, " + dtype).c_str(), c, peak, 5);
+    time_case(("chunk T 4096, r 2, " + dtype).c_str(), c, peak, 15);
+    c.lengths = {512};
+    time_case(("chunk T 512, r 2, " + dtype).c_str(), c, peak, 200);
     if (io == GDN_F16) break;
+    c.lengths = {4096};
     c.Hv = 2;
     time_case(("chunk T 4096, r 1, " + dtype).c_str(), c, peak, 5);
     c.Hv = 4;
@@ -323,6 +329,7 @@ void time_all() {
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
+  if (argc > 2) only = argv[2];
   bool ok = true;
   if (what != "time") {
     for (const lab::Case& c : cases()) ok = check(c) && ok;

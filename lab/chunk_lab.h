@@ -167,7 +167,7 @@ inline void build(const Case& c, Instance* x, uint32_t seed = 7) {
   x->initial_before = x->initial.bytes;
   const int64_t slots = c.token_slots ? N * longest : N;
   x->final.make(c.state, {slots, c.Hv, c.K, c.V}, state_order, c.pad);
-  x->snapshots.make(c.state, {N, longest, c.Hv, c.K, c.V},
+  x->snapshots.make(c.state, {N, c.snapshots ? longest : 0, c.Hv, c.K, c.V},
                     c.v_first ? std::vector<int>{0, 1, 2, 4, 3} : std::vector<int>{0, 1, 2, 3, 4}, c.pad);
   x->checkpoints.make(c.state, {std::max<int64_t>(checkpoints, 1), c.Hv, c.K, c.V}, state_order, c.pad);
   p.q = x->q.view;

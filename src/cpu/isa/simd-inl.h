@@ -134,8 +134,17 @@ HWY_INLINE void store_bf16(F32Vec v, void* p) {
              static_cast<uint16_t*>(p));
 }
 HWY_INLINE void store_f16(F32Vec v, void* p) {
+#if HWY_ARCH_X86 && !defined(__F16C__)
+  // Highway's conversion in software truncates.
+  HWY_ALIGN float lanes[kLanes];
+  hn::Store(v, F32Tag(), lanes);
+  uint16_t halves[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) halves[i] = f32_to_f16(lanes[i]);
+  std::memcpy(p, halves, sizeof(halves));
+#else
   const hn::Rebind<hwy::float16_t, F32Tag> d16;
   hn::StoreU(hn::DemoteTo(d16, v), d16, static_cast<hwy::float16_t*>(p));
+#endif
 }
 template <int32_t kDtype>
 HWY_INLINE F32Vec load_vec(const char* p) {
