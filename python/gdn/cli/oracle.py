@@ -7,6 +7,8 @@ import numpy as np
 
 from .cases import Case, Inputs
 
+_EPS = float(np.float32(1e-6))  # l2norm_eps and scale are floats in the C ABI
+
 
 def covers(case: Case) -> bool:
     """Whether the case is a plain one: no slot pools, snapshots or checkpoints."""
@@ -19,7 +21,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _l2norm(x: np.ndarray) -> np.ndarray:
-    return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+    return x / np.sqrt((x * x).sum(-1, keepdims=True) + _EPS)
 
 
 def _operands(case: Case, x: Inputs) -> tuple[np.ndarray, ...]:
@@ -53,7 +55,7 @@ def recurrence(case: Case, x: Inputs) -> dict[str, np.ndarray]:
     q, k, v, g, beta = _operands(case, x)
     heads = np.arange(case.Hv)
     heads = heads % case.Hk if case.head_map == "tiled" else heads // (case.Hv // case.Hk)
-    scale = case.scale or case.K**-0.5
+    scale = float(np.float32(case.scale)) or case.K**-0.5
     o = np.full(v.shape, np.nan)
     final = np.zeros((x.count, case.Hv, case.K, case.V))
     for n, (b, begin, length) in enumerate(x.spans()):
