@@ -68,7 +68,9 @@ bool cpu_has_amx() {
 bool detect(Isa isa) {
   switch (isa) {
     case Isa::kBaseline:
-#if defined(GDN_HAVE_BASELINE)
+#if defined(GDN_HAVE_BASELINE) && defined(__x86_64__)
+      return __builtin_cpu_supports("ssse3");
+#elif defined(GDN_HAVE_BASELINE)
       return true;
 #else
       return false;
