@@ -14,7 +14,9 @@
 
 namespace gdn {
 
-inline int64_t dtype_bytes(int32_t dtype) {
+// Used by the kernels of every instruction set, so never a symbol of its own: the copy that the linker keeps for the
+// whole library could be one with AVX-512 in it (tools/check_isa_symbols.py). The same holds for View below.
+[[gnu::always_inline]] inline int64_t dtype_bytes(int32_t dtype) {
   switch (dtype) {
     case GDN_F64:
     case GDN_I64:
@@ -38,11 +40,12 @@ struct View {
   int64_t shape[GDN_MAX_DIMS] = {};
   int64_t stride[GDN_MAX_DIMS] = {};  // elements
 
-  bool present() const { return ndim >= 0; }
-  int64_t offset_bytes(int64_t i0, int64_t i1 = 0, int64_t i2 = 0, int64_t i3 = 0, int64_t i4 = 0) const {
+  [[gnu::always_inline]] bool present() const { return ndim >= 0; }
+  [[gnu::always_inline]] int64_t offset_bytes(int64_t i0, int64_t i1 = 0, int64_t i2 = 0, int64_t i3 = 0,
+                                              int64_t i4 = 0) const {
     return (i0 * stride[0] + i1 * stride[1] + i2 * stride[2] + i3 * stride[3] + i4 * stride[4]) * dtype_bytes(dtype);
   }
-  char* at(int64_t i0, int64_t i1 = 0, int64_t i2 = 0, int64_t i3 = 0, int64_t i4 = 0) const {
+  [[gnu::always_inline]] char* at(int64_t i0, int64_t i1 = 0, int64_t i2 = 0, int64_t i3 = 0, int64_t i4 = 0) const {
     return data + offset_bytes(i0, i1, i2, i3, i4);
   }
 };
