@@ -4,8 +4,9 @@
 import glob
 import sys
 
-import gdn.torch
 import torch
+
+import gdn.torch
 
 folder = sys.argv[1] if len(sys.argv) > 1 else "."
 torch.ops.load_library(glob.glob(f"{folder}/**/my_gdn*.so", recursive=True)[0])

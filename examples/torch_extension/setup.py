@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Builds my_gdn against the installed gdn package: pip install --no-build-isolation ."""
 
-import gdn
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+import gdn
 
 setup(
     name="my_gdn",
