@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from gdn.cli import model as models
-from gdn.cli.console import UnavailableError, UsageError
+from gdn.cli.console import CheckError, UnavailableError, UsageError
 
 
 def say(phase: str, done: int = 0, total: int = 0) -> None:
@@ -75,6 +75,9 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
+    except CheckError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        sys.exit(1)
     except UsageError as error:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(2)

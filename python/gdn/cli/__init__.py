@@ -17,7 +17,7 @@ import os
 import sys
 
 from .. import _capi
-from .console import Console, UnavailableError, UsageError
+from .console import CheckError, Console, UnavailableError, UsageError
 
 __all__ = ["FAILED", "OK", "UNSUPPORTED", "USAGE", "main"]
 
@@ -75,6 +75,9 @@ def main(argv: list[str] | None = None) -> int:
     except (_capi.UnsupportedError, UnavailableError) as error:
         console.error(str(error))
         return UNSUPPORTED
+    except CheckError as error:
+        console.error(str(error))
+        return FAILED
     except KeyboardInterrupt:
         console.error("interrupted")
         return 130

@@ -16,6 +16,10 @@ class UsageError(Exception):
     """Wrong usage or input: exit code 2."""
 
 
+class CheckError(Exception):
+    """A check that could not mean anything: exit code 1."""
+
+
 class UnavailableError(Exception):
     """Something that this machine or installation lacks: exit code 3."""
 

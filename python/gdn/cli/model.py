@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .console import UnavailableError, UsageError, need
+from .console import CheckError, UnavailableError, UsageError, need
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 Report = Callable[[str, int, int], None]  # (phase, done, total)
@@ -259,5 +259,5 @@ def require_used(model: Any) -> dict[str, int]:
 
     counts = hf.stats(model)
     if not counts.get("chunk_forward") and not counts.get("recurrent"):
-        raise RuntimeError(f"gdn.hf.enable took no effect: calls {counts}")
+        raise CheckError(f"gdn.hf.enable took no effect: the model made these calls on libgdn: {counts}")
     return counts
