@@ -38,7 +38,7 @@ $(STAMP)/venv: tools/requirements.txt $(STAMP)/apt-build
 	@echo "== Python environment $(VENV) (torch, transformers, ...: some minutes the first time)"
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and "found Python " + v + ", expected 3.10 or later: make PYTHON=<one>")'
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
-	@$(QUIET) pip $(PY) -m pip install -r tools/requirements.txt
+	@$(QUIET) pip $(PY) -m pip install --no-compile -r tools/requirements.txt
 	@touch $@
 
 setup: $(STAMP)/venv
