@@ -169,7 +169,14 @@ std::vector<lab::Case> cases() {
   list.push_back(make("in place, V-first", [](C* c) { c->in_place = c->v_first = true; }));
   list.push_back(make("no initial state", [](C* c) { c->initial = false; }));
   list.push_back(make("no final state", [](C* c) { c->final = false; }));
-  for (const auto& [K, V] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {100, 36}, {64, 192}, {192, 100}, {512, 17}, {97, 512}, {256, 256}}) {
+  for (const auto& [K, V] : {std::pair<int64_t, int64_t>{1, 1},
+                             {3, 5},
+                             {100, 36},
+                             {64, 192},
+                             {192, 100},
+                             {512, 17},
+                             {97, 512},
+                             {256, 256}}) {
     C c;
     c.K = K;
     c.V = V;

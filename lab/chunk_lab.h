@@ -49,8 +49,12 @@ struct Buffer {
       }
     }
   }
-  double get(int64_t offset) const { return gdn::load_element(view.data + offset * gdn::dtype_bytes(view.dtype), view.dtype); }
-  void set(int64_t offset, double x) { gdn::store_element(x, view.data + offset * gdn::dtype_bytes(view.dtype), view.dtype); }
+  double get(int64_t offset) const {
+    return gdn::load_element(view.data + offset * gdn::dtype_bytes(view.dtype), view.dtype);
+  }
+  void set(int64_t offset, double x) {
+    gdn::store_element(x, view.data + offset * gdn::dtype_bytes(view.dtype), view.dtype);
+  }
   // Bytes outside the view are still 0xff.
   bool guards_intact() {
     std::vector<char> copy = bytes;
@@ -213,8 +217,11 @@ inline void reference(const Case& c, Instance* x) {
         std::copy(S.begin(), S.end(), dst->begin() + (slot * p.Hv + h) * head_size);
       };
       for (int64_t i = 0; i < head_size; ++i) {
-        S[static_cast<size_t>(i)] = c.initial ? gdn::load_element(x->initial_before.data() + 8 * gdn::dtype_bytes(c.state) +
-            x->initial.view.offset_bytes(n, h, i / p.V, i % p.V), c.state) : 0;
+        S[static_cast<size_t>(i)] = c.initial
+                                        ? gdn::load_element(x->initial_before.data() + 8 * gdn::dtype_bytes(c.state) +
+                                                                x->initial.view.offset_bytes(n, h, i / p.V, i % p.V),
+                                                            c.state)
+                                        : 0;
       }
       for (int64_t t = 0; t < seq.len; ++t) {
         const int64_t row = seq.begin + t;
@@ -248,7 +255,8 @@ inline void reference(const Case& c, Instance* x) {
             u[static_cast<size_t>(j)] += s * k[static_cast<size_t>(i)];
           }
         }
-        for (int64_t j = 0; j < p.V; ++j) u[static_cast<size_t>(j)] = beta * (get(p.v, 0, row, h, j) - u[static_cast<size_t>(j)]);
+        for (int64_t j = 0; j < p.V; ++j)
+          u[static_cast<size_t>(j)] = beta * (get(p.v, 0, row, h, j) - u[static_cast<size_t>(j)]);
         for (int64_t i = 0; i < p.K; ++i) {
           for (int64_t j = 0; j < p.V; ++j) {
             double& s = S[static_cast<size_t>(i * p.V + j)];

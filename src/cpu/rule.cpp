@@ -126,7 +126,8 @@ Status run(const RuleProblem& p, const Plan& plan, int64_t scratch_bytes, const 
   if (plan.work_items == 0) return Status();
   const auto no_memory = [&] {
     return Status(GDN_OUT_OF_MEMORY, std::string(function) + ": argument 'num_threads': found no memory for " +
-                                         std::to_string(scratch_bytes) + " bytes of scratch, expected that much per thread");
+                                         std::to_string(scratch_bytes) +
+                                         " bytes of scratch, expected that much per thread");
   };
   if (scratch(static_cast<size_t>(scratch_bytes)) == nullptr) return no_memory();
   const int64_t v_parts = parts(p.V, plan.panel_v);

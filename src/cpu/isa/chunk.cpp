@@ -296,7 +296,9 @@ class ChunkItem {
         if (to_checkpoint < n) n = to_checkpoint;
       }
       pack_block(seq_.begin + t, n, key_head_of(p_, begin));
-      for (int64_t ordinal = begin; ordinal < end; ++ordinal) run_block(ordinal, seq_.begin + t, n);
+      for (int64_t ordinal = begin; ordinal < end; ++ordinal) {
+        run_block(ordinal, seq_.begin + t, n, (ordinal - begin) * layout_.panels, (end - begin) * layout_.panels);
+      }
       t += n;
       const int64_t slot = checkpoint_slot(p_, seq_, t - 1);
       if (slot >= 0) {
@@ -391,12 +393,30 @@ class ChunkItem {
     h->decay = round_decay(decay, carry(ordinal));
   }
 
-  void run_block(int64_t ordinal, int64_t token, int64_t n) {
+  // The rows that the next block reads and writes lie a whole token apart, which no hardware prefetcher follows. Each
+  // panel of this block fetches its own columns of v and o of the next one, and its share of the rows of q and k: 3-5 %
+  // of the time at T = 512 to 4096 (Zen 3).
+  void prefetch(int64_t head, int64_t v_begin, int64_t token, int64_t panel, int64_t panels) {
+    const int64_t left = seq_.begin + seq_.len - token, n = left < kBlock ? left : kBlock;
+    for (int64_t i = 0; i < n; ++i) {
+      __builtin_prefetch(at(p_.v, seq_.batch, token + i, head, v_begin), 0, 2);
+      __builtin_prefetch(at(p_.o, seq_.batch, token + i, head, v_begin), 1, 3);
+    }
+    for (int64_t row = panel; row < 2 * n; row += panels) {
+      const View& x = row < n ? p_.k : p_.q;
+      const char* line = at(x, seq_.batch, token + row % n, key_head_of(p_, item_.head_begin));
+      for (int64_t byte = 0; byte < p_.K * element_bytes(x); byte += 64) __builtin_prefetch(line + byte, 0, 2);
+    }
+  }
+
+  // `slot` of `slots`: this head's first panel among all panels of the block.
+  void run_block(int64_t ordinal, int64_t token, int64_t n, int64_t slot, int64_t slots) {
     const int64_t tokens = padded_tokens(n), head = value_head_of(p_, ordinal);
     HeadBlock h;
     fill_head_block(token, n, ordinal, &h);
     for (int64_t panel = 0; panel < layout_.panels; ++panel) {
       const int64_t v_begin = item_.v_begin + panel * kPanel, width = columns(panel);
+      prefetch(head, v_begin, token + n, slot + panel, slots);
       float* HWY_RESTRICT v = part(layout_.v);
       for (int64_t i = 0; i < n; ++i) {
         load_row(at(p_.v, seq_.batch, token + i, head, v_begin), p_.v.dtype, p_.v.stride[3], width, v + i * kPanel);

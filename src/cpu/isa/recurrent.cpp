@@ -263,7 +263,8 @@ class RecurrentItem {
     if (present(p_.snapshots)) refs[n++] = snapshot_ref(p_.snapshots, item_.seq, t, head, v_begin);
     const int64_t slot = checkpoint_slot(p_, seq_, t);
     if (slot >= 0) refs[n++] = state_ref(p_.checkpoints, slot, head, v_begin);
-    if (t + 1 == seq_.len && seq_.write_slot >= 0) refs[n++] = state_ref(p_.final_state, seq_.write_slot, head, v_begin);
+    if (t + 1 == seq_.len && seq_.write_slot >= 0)
+      refs[n++] = state_ref(p_.final_state, seq_.write_slot, head, v_begin);
     return n;
   }
 
@@ -344,13 +345,10 @@ class RecurrentItem {
   void step_columns(const StateRef& src, const StateRef& dst, float* S, int64_t i, const Block& block, PanelToken* t) {
     const float *k = k_row(i), *q = q_row(i);
     float* copy = src.base == reinterpret_cast<char*>(S) ? nullptr : S;
-    with_dtype(src.dtype, [&](auto tag) {
-      read_columns<decltype(tag)>(src.base, src.stride_k, p_.K, k, q, copy, t);
-    });
+    with_dtype(src.dtype, [&](auto tag) { read_columns<decltype(tag)>(src.base, src.stride_k, p_.K, k, q, copy, t); });
     finish(block.alpha[i], block.beta[i], block.kq[i], 0, kPanel, t);
-    with_dtype(dst.dtype, [&](auto tag) {
-      write_columns<decltype(tag)>(S, p_.K, k, block.alpha[i], t, dst.base, dst.stride_k);
-    });
+    with_dtype(dst.dtype,
+               [&](auto tag) { write_columns<decltype(tag)>(S, p_.K, k, block.alpha[i], t, dst.base, dst.stride_k); });
   }
 
   void step_rows(const StateRef& src, const StateRef& dst, int64_t width, int64_t i, const Block& block,
