@@ -30,8 +30,8 @@ ggml_tensor* view(ggml_context* context, void* data, int64_t n0, int64_t n1, int
 
 // One operation per layer, all in one graph. q, k [N, T, Hk, D]; v [N, T, Hv, D]; g, beta [N, T, Hv]; states[layer]
 // [N, Hv, D(v), D(k)]; outs[layer] holds o [N, T, Hv, D] and then the new state. fp32, tiled head map, scale D^-0.5.
-PEER_API void* ggml_peer_new(int32_t num_threads, int64_t n, int64_t t, int64_t hk, int64_t hv, int64_t d, void* q, void* k,
-                             void* v, void* g, void* beta, void** states, void** outs, int32_t layers) {
+PEER_API void* ggml_peer_new(int32_t num_threads, int64_t n, int64_t t, int64_t hk, int64_t hv, int64_t d, void* q,
+                             void* k, void* v, void* g, void* beta, void** states, void** outs, int32_t layers) {
   Peer* peer = new Peer;
   const size_t nodes = static_cast<size_t>(layers) * 8 + 64;
   peer->context = ggml_init({nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(nodes, false), nullptr, true});

@@ -43,8 +43,8 @@ void check(gdn_status status) {
 }
 
 // q, k [B, 1, Hk, K]; v [B, 1, Hv, V]; a, b [B, 1, Hv] raw gate inputs; A_log, dt_bias [Hv]; state [B, Hv, K, V].
-at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& a,
-                const at::Tensor& b, const at::Tensor& A_log, const at::Tensor& dt_bias, const at::Tensor& state) {
+at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& a, const at::Tensor& b,
+                const at::Tensor& A_log, const at::Tensor& dt_bias, const at::Tensor& state) {
   at::Tensor o = at::empty_like(v, at::MemoryFormat::Contiguous);
   const gdn_tensor q_view = view(q), k_view = view(k), v_view = view(v), a_view = view(a), b_view = view(b);
   const gdn_tensor A_view = view(A_log), bias_view = view(dt_bias), state_view = view(state), o_view = view(o);
@@ -69,7 +69,8 @@ at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
 }  // namespace
 
 TORCH_LIBRARY(my_gdn, m) {
-  m.def("step(Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!) state) "
-        "-> Tensor");
+  m.def(
+      "step(Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, Tensor A_log, Tensor dt_bias, Tensor(a!) state) "
+      "-> Tensor");
 }
 TORCH_LIBRARY_IMPL(my_gdn, CPU, m) { m.impl("step", &step); }
