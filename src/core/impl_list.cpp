@@ -74,12 +74,13 @@ const char* refuses_fp32_reference(const RuleProblem& p) {
 std::vector<Implementation> build_list() {
   std::vector<Implementation> list;
 #if defined(GDN_HAVE_AMX)
-  list.push_back({"chunk_amx", kChunk, "amx",
-                  [](const RuleProblem& p) -> const char* {
-                    if (const char* reason = isa_unavailable<Isa::kAmx>()) return reason;
-                    return has_f64(p) ? "takes no F64 tensors" : cpu::refuse_amx(p);
-                  },
-                  cpu::plan_amx, cpu::run_amx});
+  const auto refuses_amx = [](const RuleProblem& p) -> const char* {
+    if (const char* reason = isa_unavailable<Isa::kAmx>()) return reason;
+    return has_f64(p) ? "takes no F64 tensors" : cpu::refuse_amx(p);
+  };
+  list.push_back({"chunk_amx", kChunk, "amx", refuses_amx, cpu::plan_amx, cpu::run_amx});
+  // Takes what chunk_amx takes and stands behind it: run by name only.
+  list.push_back({"chunk_amx_exact", kChunk, "amx", refuses_amx, cpu::plan_amx_exact, cpu::run_amx_exact});
 #endif
 #if defined(GDN_HAVE_AVX512)
   list.push_back(chunk_entry<Isa::kAvx512>("chunk_avx512"));

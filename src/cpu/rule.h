@@ -17,6 +17,9 @@ Status run_recurrent(const RuleProblem& p, Isa isa, const Plan& plan);
 const char* refuse_amx(const RuleProblem& p);
 void plan_amx(const RuleProblem& p, Plan* plan);
 Status run_amx(const RuleProblem& p, const Plan& plan);
+// The same kernel with every operand but K and Q as a pair of bf16; takes what refuse_amx lets through.
+void plan_amx_exact(const RuleProblem& p, Plan* plan);
+Status run_amx_exact(const RuleProblem& p, const Plan& plan);
 
 // reference.cpp: token loop in fp32 or fp64; any dtype (F64 too), any stride; both ops with every feature.
 const char* refuse_reference(const RuleProblem& p);

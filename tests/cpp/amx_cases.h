@@ -32,7 +32,13 @@ struct Case {
   bool initial = true;
   int64_t checkpoint_every = 0;
   float v_size = 1;
-  double o_limit = 2e-3, state_limit = 1e-5;  // rounding o to bf16 alone costs 1.65e-3
+  // Relative L2. Rounding o to bf16 alone costs 1.65e-3. The default form reads the state as bf16 and rounds P for o,
+  // each worth another 1.65e-3 of a part of the result; the exact form does neither. All far inside the contract
+  // (o 5e-3, state 4.5e-3; 2e-2 for correlated keys) and below what GPU kernels have (4.0e-3, 3.8e-3).
+  struct Limits {
+    double o, state;
+  };
+  Limits limits = {2.8e-3, 1.5e-3}, exact_limits = {2e-3, 1e-5};
 };
 
 inline float from_bf16(uint16_t b) {
@@ -333,11 +339,13 @@ inline std::vector<Case> all_cases() {
   with("o in fp32", [](Case* c) {
     c->lens = {512};
     c->o_dtype = GDN_F32;
-    c->o_limit = 2e-5;
+    c->limits.o = 2e-3;
+    c->exact_limits.o = 2e-5;
   });
   with("o in fp16", [](Case* c) {
     c->o_dtype = GDN_F16;
-    c->o_limit = 4e-4;
+    c->limits.o = 2e-3;
+    c->exact_limits.o = 4e-4;
   });
   with("no gate", [](Case* c) {
     c->lens = {512};
@@ -355,13 +363,15 @@ inline std::vector<Case> all_cases() {
   with("positive gates", [](Case* c) {
     c->lens = {512};
     c->gates = Gates::kPositive;
+    c->limits.state = 2e-3;  // grows with the state: 1.61e-3
   });
   with("cosine 0.9, beta 0.9..1", [](Case* c) {
     c->lens = {1024};
     c->keys = Keys::kCorrelated;
     c->gates = Gates::kZero;
     c->beta_low = 0.9f;
-    c->state_limit = 5e-5;
+    c->limits.o = 3.5e-3;  // the sums over 64 nearly equal keys cancel: 2.8e-3
+    c->exact_limits.state = 5e-5;
   });
   with("cosine 0.9, beta 1..1.9", [](Case* c) {
     c->lens = {512};
@@ -369,7 +379,8 @@ inline std::vector<Case> all_cases() {
     c->gates = Gates::kZero;
     c->beta_low = 1;
     c->beta_high = 1.9f;
-    c->state_limit = 2e-4;
+    c->limits.o = 4e-3;
+    c->exact_limits.state = 2e-4;
   });
   with("same key, beta 1", [](Case* c) {
     c->lens = {512};
@@ -382,7 +393,8 @@ inline std::vector<Case> all_cases() {
     c->keys = Keys::kSame;
     c->gates = Gates::kZero;
     c->beta_low = c->beta_high = 1.98f;
-    c->state_limit = 2e-4;
+    c->limits.o = 4e-3;
+    c->exact_limits.state = 2e-4;
   });
   with("norm 1.6 keys, token loop", [](Case* c) {
     c->lens = {96};
@@ -414,12 +426,14 @@ inline std::vector<Case> all_cases() {
   });
   with("bf16 state", [=](Case* c) {
     c->state_dtype = GDN_BF16;
-    c->state_limit = bf16_state;
+    c->limits.state = 2.5e-3;
+    c->exact_limits.state = bf16_state;
   });
   with("bf16 V-first state", [=](Case* c) {
     c->state_dtype = GDN_BF16;
     c->v_first = true;
-    c->state_limit = bf16_state;
+    c->limits.state = 2.5e-3;
+    c->exact_limits.state = bf16_state;
   });
   with("tails", [](Case* c) {
     c->varlen = true;
@@ -451,7 +465,7 @@ inline std::vector<Case> all_cases() {
   with("L2 norm rounded", [](Case* c) {
     c->l2norm = c->round_qk = true;
     c->lens = {512};
-    c->state_limit = 2e-4;
+    c->exact_limits.state = 2e-4;
   });
   with("raw gates, sigmoid", [](Case* c) {
     c->gate_form = GDN_GATE_RAW;

@@ -17,11 +17,11 @@ namespace {
 using amx_cases::Case;
 using amx_cases::make_problem;
 
-void run(const RuleProblem& p, int32_t threads) {
+void run(const RuleProblem& p, int32_t threads, bool exact = false) {
   Plan plan;
-  cpu::plan_amx(p, &plan);
+  (exact ? cpu::plan_amx_exact : cpu::plan_amx)(p, &plan);
   plan.threads = threads;
-  const Status status = cpu::run_amx(p, plan);
+  const Status status = (exact ? cpu::run_amx_exact : cpu::run_amx)(p, plan);
   ASSERT_TRUE(status.ok()) << status.message();
 }
 
@@ -31,17 +31,16 @@ bool all_bytes(const char* p, int64_t n, unsigned char value) {
 
 class AmxCases : public testing::TestWithParam<Case> {};
 
-TEST_P(AmxCases, MatchesTheRecurrence) {
-  const Case& c = GetParam();
+void matches_the_recurrence(const Case& c, bool exact) {
   const auto problem = make_problem(c);
   const RuleProblem& p = problem->p;
   ASSERT_EQ(cpu::refuse_amx(p), nullptr);
-  run(p, 2);
+  run(p, 2, exact);
   const amx_cases::Errors e = amx_cases::errors(p);
-  RecordProperty("o", std::to_string(e.o));
-  EXPECT_LE(e.o, c.o_limit);
-  EXPECT_LE(e.state, c.state_limit);
-  EXPECT_LE(e.checkpoint, c.state_limit);
+  const Case::Limits limit = exact ? c.exact_limits : c.limits;
+  EXPECT_LE(e.o, limit.o);
+  EXPECT_LE(e.state, limit.state);
+  EXPECT_LE(e.checkpoint, limit.state);
   if (c.varlen) {
     const int64_t bytes = 3 * p.o.stride[1] * dtype_bytes(p.o.dtype);
     EXPECT_TRUE(all_bytes(p.o.at(0, problem->used), bytes, 0xff)) << "rows past cu_seqlens[N] were written";
@@ -53,15 +52,17 @@ TEST_P(AmxCases, MatchesTheRecurrence) {
   }
 }
 
+TEST_P(AmxCases, MatchesTheRecurrence) { matches_the_recurrence(GetParam(), false); }
+TEST_P(AmxCases, ExactFormMatchesTheRecurrence) { matches_the_recurrence(GetParam(), true); }
+
 TEST_P(AmxCases, BitsDoNotDependOnTheSplit) {
-  const auto expected = make_problem(GetParam());
-  run(expected->p, 1);
-  for (const int32_t threads : {64}) {
-    const auto found = make_problem(GetParam());
-    run(found->p, threads);
+  for (const bool exact : {false, true}) {
+    const auto expected = make_problem(GetParam()), found = make_problem(GetParam());
+    run(expected->p, 1, exact);
+    run(found->p, 64, exact);
     for (size_t i = 0; i < found->tensors.size(); ++i) {
       EXPECT_EQ(found->tensors[i]->memory, expected->tensors[i]->memory)
-          << "tensor " << i << ", split for " << threads << " threads";
+          << "tensor " << i << ", split for 64 threads, exact " << exact;
     }
   }
 }

@@ -70,9 +70,25 @@ void token_loop(const RuleProblem& p, const Rows& rows, int64_t h, int64_t v_beg
   }
 }
 
+// Rows that the stages of one head are to ask for: o of this chunk; v of the next; the head's share of the next q and
+// k.
+RowPrefetcher head_prefetch(const RuleProblem& p, const Rows& rows, const Item& item, int64_t j, int64_t h) {
+  RowPrefetcher prefetch;
+  const int64_t panel = item.v_end - item.v_begin, num_heads = item.j_end - item.j_begin;
+  RowPrefetcher::Range o = rows_to_prefetch(p.o, rows, h, item.v_begin, panel, 0, rows.n, 0);
+  o.write = true;
+  prefetch.add(o);
+  prefetch.add(rows_to_prefetch(p.v, rows, h, item.v_begin, panel, 0, kChunk, kChunk));
+  const int64_t begin = kChunk * j / num_heads, end = kChunk * (j + 1) / num_heads;
+  prefetch.add(rows_to_prefetch(p.k, rows, item.key_head, 0, p.K, begin, end, kChunk));
+  prefetch.add(rows_to_prefetch(p.q, rows, item.key_head, 0, p.K, begin, end, kChunk));
+  return prefetch;
+}
+
 // Chunk form for one head; false (with nothing written) if a value turned out not to be finite.
+template <bool kExact>
 bool chunk_head(const RuleProblem& p, const Rows& rows, int64_t h, int64_t v_begin, float scale, const Scratch& s,
-                HeadState* head, StageClock* clock) {
+                HeadState* head, RowPrefetcher prefetch, StageClock* clock) {
   const int64_t pairs = rows.pairs();
   // sigma must stay far from the ends of fp32: 2^-40 of head room on either side of what the state itself needs.
   double next_sigma = head->sigma * std::exp(s.cum_g[pairs * 32 - 1]);
@@ -82,28 +98,30 @@ bool chunk_head(const RuleProblem& p, const Rows& rows, int64_t h, int64_t v_beg
     next_sigma = 1;
   }
   row_factors(rows, s, scale, head->sigma, next_sigma);
-  if (!head->packed) pack_state(s, head);
-  StateReader reader(s, *head, pairs);
-  gate_scores(s, pairs, scale, &reader);
+  if (!head->packed) pack_state<kExact>(s, head);
+  StateReader<kExact> reader(s, *head, pairs);
+  gate_scores<kExact>(s, pairs, scale, &reader, &prefetch);
   clock->charge(kStageGates);
   reader.finish();
   clock->charge(kStageRead);
   residual(p, rows, h, v_begin, s);
-  const bool finite = solve(s, pairs);
+  const bool finite = solve(s, pairs, &prefetch);
   clock->charge(kStageSolve);
   if (!finite) return false;
+  rescale_state(s, head, rescale);
   // The vector work of either side runs between the other's tile blocks: packing of the update's operand inside P U',
   // stores of o inside the update.
-  local_output(s, pairs, [&](int64_t block) {
-    const int64_t step = block / (s.vt / 2), vt = block % (s.vt / 2) * 2;
-    pack_update(s, step, vt, vt + 2);
-  });
-  clock->charge(kStageOutput);
-  rescale_state(s, head, rescale);
-  const int64_t num_blocks = s.kappas * (s.vt / 2), rows_per_block = (rows.n + num_blocks - 1) / num_blocks;
-  update_state(s, head, pairs, [&](int64_t block) {
-    write_output(p, rows, h, v_begin, s, block * rows_per_block, std::min(rows.n, (block + 1) * rows_per_block));
-  });
+  const int64_t rows_per_block = (rows.n + s.kappas - 1) / s.kappas;
+  for (int64_t vt = 0; vt < s.vt; vt += 2) {
+    local_output<kExact>(s, pairs, vt, [&](int64_t step) { pack_update(s, step, vt, vt + 2); });
+    clock->charge(kStageOutput);
+    update_state<kExact>(s, *head, pairs, vt, [&](int64_t block) {
+      prefetch.ticks(4);
+      write_output(p, rows, h, v_begin, s, vt, block * rows_per_block, std::min(rows.n, (block + 1) * rows_per_block));
+    });
+    clock->charge(kStageUpdate);
+  }
+  finish_update<kExact>(s, head);
   head->sigma = next_sigma;
   clock->charge(kStageUpdate);
   return true;
@@ -120,15 +138,15 @@ uint64_t* stage_cycles() {
 #endif
 }
 
-int64_t item_scratch_bytes(int64_t K, int64_t panel_v, int64_t num_heads) {
+int64_t item_scratch_bytes(int64_t K, int64_t panel_v, int64_t num_heads, bool exact) {
   Scratch s{};
-  return carve(nullptr, K, panel_v, num_heads, &s);
+  return carve(nullptr, K, panel_v, num_heads, exact, &s);
 }
 
-void run_item(const RuleProblem& p, const Item& item, void* scratch) {
+void run_item(const RuleProblem& p, const Item& item, bool exact, void* scratch) {
   const int64_t num_heads = item.j_end - item.j_begin, per_key = p.Hv / p.Hk;
   Scratch s{};
-  carve(static_cast<char*>(scratch), p.K, item.v_end - item.v_begin, num_heads, &s);
+  carve(static_cast<char*>(scratch), p.K, item.v_end - item.v_begin, num_heads, exact, &s);
   const auto value_head = [&](int64_t j) {
     return p.head_map == GDN_HEADS_TILED ? (item.j_begin + j) * p.Hk + item.key_head
                                          : item.key_head * per_key + item.j_begin + j;
@@ -164,7 +182,8 @@ void run_item(const RuleProblem& p, const Item& item, void* scratch) {
       const int64_t h = value_head(j);
       load_gates(p, rows, h, s);
       const bool fits = prepare_gates(rows, s) && keys_fit && !tokens_only;
-      if (!fits || !chunk_head(p, rows, h, item.v_begin, scale, s, head, &clock)) {
+      const auto chunk = exact ? chunk_head<true> : chunk_head<false>;
+      if (!fits || !chunk(p, rows, h, item.v_begin, scale, s, head, head_prefetch(p, rows, item, j, h), &clock)) {
         rescale_state(s, head, head->sigma);
         token_loop(p, rows, h, item.v_begin, scale, s, *head);
         head->packed = false;

@@ -21,12 +21,14 @@ struct Rows {
   int64_t pairs() const { return (n + 31) / 32; }
 };
 
-// A head's row is a few lines in a page of its own, out of the hardware prefetchers' reach: the next chunk's are asked
-// for one chunk (about 20 us) ahead, and the lines of o before they are stored.
-GDN_AMX_INLINE void prefetch_next(const View& x, const Rows& rows, int64_t i, const char* row, int64_t row_bytes) {
-  if (i >= rows.following) return;
-  const char* next = row + kChunk * x.stride[1] * dtype_bytes(x.dtype);
-  for (int64_t at = 0; at < row_bytes; at += 64) __builtin_prefetch(next + at, 0, 2);
+// The rows of x that correspond to this chunk's rows [begin, end) `ahead` tokens later, as far as the sequence has
+// them.
+static inline RowPrefetcher::Range rows_to_prefetch(const View& x, const Rows& rows, int64_t head, int64_t first,
+                                                    int64_t columns, int64_t begin, int64_t end, int64_t ahead) {
+  const int64_t size = dtype_bytes(x.dtype), left = rows.n + rows.following - ahead;
+  end = std::min(end, left);
+  return {x.at(rows.batch, rows.token, head, first) + (begin + ahead) * x.stride[1] * size, x.stride[1] * size,
+          end - begin, columns * size, false};
 }
 
 // bf16 nearest even in the upper halves.
@@ -51,7 +53,6 @@ static inline bool load_rows(const RuleProblem& p, const View& x, const Rows& ro
       continue;
     }
     const char* src = x.at(rows.batch, rows.token + i, head);
-    prefetch_next(x, rows, i, src, kappas * 64);
     VecF sum{};
     for (int64_t kappa = 0; kappa < kappas; ++kappa) {
       VecU words;
@@ -175,7 +176,6 @@ static inline void row_factors(const Rows& rows, const Scratch& s, float scale, 
 // ks becomes R = beta (v - fk ks); rows past the end become 0.
 static inline void residual(const RuleProblem& p, const Rows& rows, int64_t h, int64_t v_begin, const Scratch& s) {
   const bool contiguous = p.v.stride[3] == 1;
-  const int64_t o_bytes = p.o.stride[3] * dtype_bytes(p.o.dtype);
   for (int64_t i = 0; i < rows.pairs() * 32; ++i) {
     float* row = s.ks + (i / 16) * s.vt * kTileFloats + (i % 16) * 16;
     if (i >= rows.n) {
@@ -184,35 +184,31 @@ static inline void residual(const RuleProblem& p, const Rows& rows, int64_t h, i
     }
     const char* src = p.v.at(rows.batch, rows.token + i, h, v_begin);
     if (!contiguous) load_row(src, GDN_BF16, p.v.stride[3], s.vt * 16, s.io_row);
-    prefetch_next(p.v, rows, i, src, s.vt * 32);
-    const char* o_row = p.o.at(rows.batch, rows.token + i, h, v_begin);
     const float beta = s.beta[i], decay = s.fk[i];
     for (int64_t vt = 0; vt < s.vt; ++vt) {
       const VecF v = contiguous ? load_bf16x16(src + vt * 32) : load(s.io_row + vt * 16);
       store(row + vt * kTileFloats, (v - load(row + vt * kTileFloats) * decay) * beta);
-      if (vt % 2 == 0) __builtin_prefetch(o_row + vt * 16 * o_bytes, 1, 2);
     }
   }
 }
 
-// o of rows [begin, end) of the chunk.
+// o of rows [begin, end) of the chunk, two column tiles.
 static inline void write_output(const RuleProblem& p, const Rows& rows, int64_t h, int64_t v_begin, const Scratch& s,
-                                int64_t begin, int64_t end) {
-  const bool contiguous = p.o.stride[3] == 1;
+                                int64_t vt, int64_t begin, int64_t end) {
+  const bool plain = p.o.stride[3] == 1 && p.o.dtype == GDN_BF16;
   for (int64_t i = begin; i < end; ++i) {
-    const int64_t at = (i / 16) * s.vt * kTileFloats + (i % 16) * 16;
-    char* dst = p.o.at(rows.batch, rows.token + i, h, v_begin);
+    const int64_t at = ((i / 16) * s.vt + vt) * kTileFloats + (i % 16) * 16;
+    char* dst = p.o.at(rows.batch, rows.token + i, h, v_begin + vt * 16);
     const float factor = s.fo[i];
-    if (contiguous && p.o.dtype == GDN_BF16) {
-      for (int64_t vt = 0; vt < s.vt; ++vt) {
-        store_bf16x16(dst + vt * 32, load(s.qs + at + vt * kTileFloats) * factor + load(s.pu + at + vt * kTileFloats));
-      }
-      continue;
+    const VecF a = load(s.qs + at) * factor + load(s.pu + at);
+    const VecF b = load(s.qs + at + kTileFloats) * factor + load(s.pu + at + kTileFloats);
+    if (plain) {
+      store_bf16x32(dst, a, b);
+    } else {
+      store(s.out_row, a);
+      store(s.out_row + 16, b);
+      store_row(s.out_row, dst, p.o.dtype, p.o.stride[3], 32);
     }
-    for (int64_t vt = 0; vt < s.vt; ++vt) {
-      store(s.out_row + vt * 16, load(s.qs + at + vt * kTileFloats) * factor + load(s.pu + at + vt * kTileFloats));
-    }
-    store_row(s.out_row, dst, p.o.dtype, p.o.stride[3], s.vt * 16);
   }
 }
 
@@ -231,6 +227,7 @@ static inline void transpose_floats(float* tile) {
   for (int i = 0; i < 16; ++i) store_u(tile + i * 16, r[i]);
 }
 
+// Whole rows of the caller's state at a time (its hardware prefetch works on those), tiles on this side.
 static inline void load_state(const View& state, int64_t slot, int64_t h, int64_t v_begin, const Scratch& s,
                               HeadState* head) {
   head->sigma = 1;
@@ -240,36 +237,48 @@ static inline void load_state(const View& state, int64_t slot, int64_t h, int64_
     return;
   }
   const bool v_first = state.stride[2] == 1 && state.stride[3] != 1;
-  for (int64_t vt = 0; vt < s.vt; ++vt) {
-    for (int64_t kt = 0; kt < s.kt; ++kt) {
-      float* tile = tile_at(head->s, vt * s.kt + kt);
-      for (int64_t i = 0; i < 16; ++i) {
-        if (v_first) {
-          load_row(state.at(slot, h, kt * 16, v_begin + vt * 16 + i), state.dtype, 1, 16, tile + i * 16);
+  const int64_t size = dtype_bytes(state.dtype), step = v_first ? 1 : state.stride[3];
+  const int64_t num_outer = v_first ? s.vt : s.kt, num_inner = v_first ? s.kt : s.vt;
+  for (int64_t outer = 0; outer < num_outer; ++outer) {
+    for (int64_t i = 0; i < 16; ++i) {
+      const int64_t row = outer * 16 + i;
+      const char* src = v_first ? state.at(slot, h, 0, v_begin + row) : state.at(slot, h, row, v_begin);
+      for (int64_t inner = 0; inner < num_inner; ++inner) {
+        float* dst = tile_at(head->s, v_first ? outer * s.kt + inner : inner * s.kt + outer) + i * 16;
+        if (state.dtype == GDN_F32 && step == 1) {
+          store_u(dst, loadu_u(src + inner * 64));
         } else {
-          load_row(state.at(slot, h, kt * 16 + i, v_begin + vt * 16), state.dtype, state.stride[3], 16, tile + i * 16);
+          load_row(src + inner * 16 * step * size, state.dtype, step, 16, dst);
         }
       }
-      if (v_first) transpose_floats(tile);
     }
+    for (int64_t kt = 0; v_first && kt < s.kt; ++kt) transpose_floats(tile_at(head->s, outer * s.kt + kt));
   }
 }
 
 static inline void store_state(const View& state, int64_t slot, int64_t h, int64_t v_begin, const Scratch& s,
                                const HeadState& head) {
-  alignas(64) float tile[kTileFloats];
+  alignas(64) float tiles[kMaxDim / 16 * kTileFloats];
   const float sigma = static_cast<float>(head.sigma);
   const bool v_first = state.stride[2] == 1 && state.stride[3] != 1;
-  for (int64_t vt = 0; vt < s.vt; ++vt) {
-    for (int64_t kt = 0; kt < s.kt; ++kt) {
-      const float* src = tile_at(head.s, vt * s.kt + kt);
-      for (int64_t i = 0; i < kTileFloats; i += 16) store(tile + i, load(src + i) * sigma);
-      if (v_first) transpose_floats(tile);
-      for (int64_t i = 0; i < 16; ++i) {
-        if (v_first) {
-          store_row(tile + i * 16, state.at(slot, h, kt * 16, v_begin + vt * 16 + i), state.dtype, 1, 16);
+  const int64_t size = dtype_bytes(state.dtype), step = v_first ? 1 : state.stride[3];
+  const int64_t num_outer = v_first ? s.vt : s.kt, num_inner = v_first ? s.kt : s.vt;
+  for (int64_t outer = 0; outer < num_outer; ++outer) {
+    for (int64_t inner = 0; inner < num_inner; ++inner) {
+      const float* src = tile_at(head.s, v_first ? outer * s.kt + inner : inner * s.kt + outer);
+      float* dst = tile_at(tiles, inner);
+      for (int64_t i = 0; i < kTileFloats; i += 16) store(dst + i, load(src + i) * sigma);
+      if (v_first) transpose_floats(dst);
+    }
+    for (int64_t i = 0; i < 16; ++i) {
+      const int64_t row = outer * 16 + i;
+      char* dst = v_first ? state.at(slot, h, 0, v_begin + row) : state.at(slot, h, row, v_begin);
+      for (int64_t inner = 0; inner < num_inner; ++inner) {
+        const float* src = tile_at(tiles, inner) + i * 16;
+        if (state.dtype == GDN_F32 && step == 1) {
+          storeu(reinterpret_cast<float*>(dst + inner * 64), load(src));
         } else {
-          store_row(tile + i * 16, state.at(slot, h, kt * 16 + i, v_begin + vt * 16), state.dtype, state.stride[3], 16);
+          store_row(src, dst + inner * 16 * step * size, state.dtype, step, 16);
         }
       }
     }

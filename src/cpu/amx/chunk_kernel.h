@@ -19,9 +19,10 @@ struct Item {
   int64_t seq, key_head, j_begin, j_end, v_begin, v_end;
 };
 
-int64_t item_scratch_bytes(int64_t K, int64_t panel_v, int64_t num_heads);
+// `exact`: every operand but K and Q as a pair of bf16 (chunk_stages.h says what that buys).
+int64_t item_scratch_bytes(int64_t K, int64_t panel_v, int64_t num_heads, bool exact);
 // No output column's bits depend on the item's other columns or heads, so any split gives the same result.
-void run_item(const RuleProblem& p, const Item& item, void* scratch);
+void run_item(const RuleProblem& p, const Item& item, bool exact, void* scratch);
 
 // Cycles by stage, summed over this thread's items; counted only in builds with GDN_AMX_STAGES.
 enum Stage : int32_t {
@@ -30,8 +31,8 @@ enum Stage : int32_t {
   kStageGates,   // gates, Gamma, L, P
   kStageRead,    // K S, Q S
   kStageSolve,   // R, (I + L)^-1, packing of U'
-  kStageOutput,  // P U', o
-  kStageUpdate,  // S += K^T U'', S to bf16
+  kStageOutput,  // P U', packing of U''
+  kStageUpdate,  // S += K^T U'', S to bf16, o
   kStageTokens,  // token loop
   kStageState,   // initial and final state, checkpoints
   kNumStages

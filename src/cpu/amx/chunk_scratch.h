@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Scratch of one item. Everything is kept in 1 KiB tiles (16 rows of 64 bytes) in the order in which the products walk
-// it. Sizes for K = V = 128 and two heads: 240 KiB + 2 * 128 KiB, resident in a 2 MiB L2.
+// it. Sizes for K = V = 128 and two heads: 240 KiB + 2 * 96 KiB (exact: 2 * 128 KiB), resident in a 2 MiB L2.
 #pragma once
 #include "cpu/amx/chunk_kernel.h"
 #include "cpu/amx/tile.h"
@@ -13,10 +13,10 @@ inline constexpr int64_t kTileFloats = kTileBytes / 4;
 // per chunk.
 struct HeadState {
   float* s;
-  char* hi;  // bf16 of s as the right operand of K S and Q S: [vt][kappa][16 pairs of k][16 v]; s = hi + lo up to 2^-17
-  char* lo;
+  char* hi;  // bf16 of s as the right operand of K S and Q S: [vt][kappa][16 pairs of k][16 v]
+  char* lo;  // exact form only: s = hi + lo up to 2^-17
   double sigma;
-  bool packed;  // hi and lo are those of s
+  bool packed;  // hi (and lo) are those of s
 };
 
 struct Scratch {
@@ -35,7 +35,7 @@ struct Scratch {
   double* cum_g;              // [64]
   float* ld;                  // [4] diagonal tiles of -L
   char *lh, *ll;              // -L below the diagonal as left operand, tiles (1,0) (2,0) (3,0) (3,1)
-  char *ph, *pl;              // [4][2] P as left operand
+  char *ph, *pl;              // [4][2] P as left operand; pl in the exact form only
   float *ks, *qs, *pu;        // [4][vt] K S (then R, then U'), Q S, P U'
   char *uh, *ul, *wh, *wl;    // [2][vt] U' and e^{G_C - G} U' / sigma as right operands, pairs (token n, token 16 + n)
   float* io_row;              // [kMaxDim]
@@ -56,7 +56,7 @@ struct ScratchCarver {
   float* floats(int64_t n) { return reinterpret_cast<float*>(take(n * 4)); }
 };
 
-static inline int64_t carve(char* base, int64_t K, int64_t panel_v, int64_t num_heads, Scratch* s) {
+static inline int64_t carve(char* base, int64_t K, int64_t panel_v, int64_t num_heads, bool exact, Scratch* s) {
   ScratchCarver c{base};
   s->kt = K / 16;
   s->kappas = K / 32;
@@ -71,7 +71,7 @@ static inline int64_t carve(char* base, int64_t K, int64_t panel_v, int64_t num_
   s->lh = c.tiles(4);
   s->ll = c.tiles(4);
   s->ph = c.tiles(8);
-  s->pl = c.tiles(8);
+  s->pl = c.tiles(exact ? 8 : 0);
   s->ks = c.float_tiles(4 * s->vt);
   s->qs = c.float_tiles(4 * s->vt);
   s->pu = c.float_tiles(4 * s->vt);
@@ -88,7 +88,7 @@ static inline int64_t carve(char* base, int64_t K, int64_t panel_v, int64_t num_
     HeadState head{};
     head.s = c.float_tiles(s->kt * s->vt);
     head.hi = c.tiles(s->kappas * s->vt);
-    head.lo = c.tiles(s->kappas * s->vt);
+    head.lo = c.tiles(exact ? s->kappas * s->vt : 0);
     if (base != nullptr) s->heads[j] = head;
   }
   return c.used;

@@ -118,19 +118,21 @@ const char* refuse_amx(const RuleProblem& p) {
   return nullptr;
 }
 
-void plan_amx(const RuleProblem& p, Plan* plan) {
+namespace {
+
+void make_plan(const RuleProblem& p, bool exact, Plan* plan) {
   plan->threads = effective_threads(p.num_threads);
   const Split split = choose_split(p, plan->threads);
   plan->work_items = split.items;
   plan->panel_v = split.panel_v;
   plan->block_tokens = amx::kChunk;
-  plan->scratch_bytes = amx::item_scratch_bytes(p.K, split.panel_v, split.heads);
+  plan->scratch_bytes = amx::item_scratch_bytes(p.K, split.panel_v, split.heads, exact);
 }
 
-Status run_amx(const RuleProblem& p, const Plan& plan) {
+Status run(const RuleProblem& p, bool exact, const Plan& plan) {
   const Split split = choose_split(p, plan.threads);
   const int64_t per_key = p.Hv / p.Hk, head_parts = per_key / split.heads, panels = p.V / split.panel_v;
-  const size_t scratch_bytes = static_cast<size_t>(amx::item_scratch_bytes(p.K, split.panel_v, split.heads));
+  const size_t scratch_bytes = static_cast<size_t>(amx::item_scratch_bytes(p.K, split.panel_v, split.heads, exact));
   const auto memory_short = [&] {
     return Status(GDN_OUT_OF_MEMORY, "chunk_forward: could not allocate " + std::to_string(scratch_bytes) +
                                          " bytes of scratch per thread");
@@ -153,10 +155,17 @@ Status run_amx(const RuleProblem& p, const Plan& plan) {
     item.j_end = item.j_begin + split.heads;
     item.v_begin = panel * split.panel_v;
     item.v_end = item.v_begin + split.panel_v;
-    amx::run_item(p, item, memory);
+    amx::run_item(p, item, exact, memory);
   };
   parallel_for(split.items, plan.threads, work);
   return failed.load() ? memory_short() : Status();
 }
+
+}  // namespace
+
+void plan_amx(const RuleProblem& p, Plan* plan) { make_plan(p, false, plan); }
+Status run_amx(const RuleProblem& p, const Plan& plan) { return run(p, false, plan); }
+void plan_amx_exact(const RuleProblem& p, Plan* plan) { make_plan(p, true, plan); }
+Status run_amx_exact(const RuleProblem& p, const Plan& plan) { return run(p, true, plan); }
 
 }  // namespace gdn::cpu

@@ -65,6 +65,17 @@ GDN_AMX_INLINE void store_bf16x16(void* p, VecF v) {
 #endif
 }
 
+// 32 values, `a` first.
+GDN_AMX_INLINE void store_bf16x32(void* p, VecF a, VecF b) {
+#if defined(__AVX512BF16__)
+  const __m512bh h = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(a));
+  std::memcpy(p, &h, sizeof(h));
+#else
+  store_bf16x16(p, a);
+  store_bf16x16(static_cast<char*>(p) + 32, b);
+#endif
+}
+
 // x = hi + lo with both exactly bf16 up to 2^-17 |x|. The words stay in the upper halves of the lanes.
 struct Split {
   VecU hi, lo;
