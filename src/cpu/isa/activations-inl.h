@@ -10,7 +10,7 @@ namespace gdn::cpu::GDN_ISA_NS {
 using I32Tag = hn::Rebind<int32_t, F32Tag>;
 
 // exp(x) = large * small: two factors, normal numbers both for x in [-104, 89], so that a result in the subnormals is
-// rounded once.
+// rounded once. (x down to -125 is fine too: the product is then 0.)
 struct ExpParts {
   F32Vec large, small;
 };
@@ -44,10 +44,11 @@ HWY_INLINE F32Vec exp_vec(F32Vec x) {
   return hn::Mul(e.large, e.small);
 }
 
-// exp(-|x|), in [0, 1].
+// exp(-|x|), in [0, 1]; from |x| = 125 on nothing is left of it, even times x.
+inline constexpr float kVanishingX = -125.0f;
 HWY_INLINE ExpParts exp_neg_abs(F32Vec x) {
   const F32Tag d;
-  const F32Vec lo = hn::Set(d, -104.0f);
+  const F32Vec lo = hn::Set(d, kVanishingX);
   const F32Vec m = hn::Or(x, hn::BitCast(d, hn::Set(hn::RebindToUnsigned<F32Tag>(), 0x80000000u)));
   return exp_parts(hn::IfThenElse(hn::Lt(m, lo), lo, m));
 }
@@ -63,7 +64,11 @@ HWY_INLINE F32Vec sigmoid_times(F32Vec x, F32Vec factor) {
   return hn::Mul(quotient, hn::IfThenElse(negative, e.small, one));
 }
 HWY_INLINE F32Vec sigmoid_vec(F32Vec x) { return sigmoid_times(x, hn::Set(F32Tag(), 1.0f)); }
-HWY_INLINE F32Vec silu_vec(F32Vec x) { return sigmoid_times(x, x); }
+HWY_INLINE F32Vec silu_vec(F32Vec x) {
+  const F32Vec lo = hn::Set(F32Tag(), kVanishingX);  // x itself must not outgrow exp(-|x|) as held there
+  x = hn::IfThenElse(hn::Lt(x, lo), lo, x);
+  return sigmoid_times(x, x);
+}
 
 // log(1 + exp(x)) = max(x, 0) + 2 atanh(e / (2 + e)), e = exp(-|x|): no cancellation for very negative x, and above the
 // threshold of 20 the second term is below half an ulp of x.
