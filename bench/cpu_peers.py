@@ -60,6 +60,7 @@ if ARGS.gdn_lib:
     os.environ["GDN_LIBRARY"] = str(Path(ARGS.gdn_lib).resolve())
 
 import numpy as np  # noqa: E402 (thread counts are read at import)
+
 from peers import GdnCall, Ggml, GgmlCall, build_fma_peak, build_ggml, cpu_flags  # noqa: E402
 
 rows: list[list[Any]] = []

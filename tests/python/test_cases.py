@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+
 from harness import Call, effective, inputs_and_oracle, relative_error, run_case
 from oracle.cases import Case, load_cases
 from oracle.chunk_torch import chunk_formula

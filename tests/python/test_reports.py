@@ -14,8 +14,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import OPS, Call, capi, describe_worst, effective, inputs_and_oracle, relative_error, run_case
-from oracle.cases import DTYPES, Case, Inputs, draw, get_case, make_case
+from harness import (
+    OPS,
+    Call,
+    capi,
+    describe_worst,
+    effective,
+    implementations,
+    inputs_and_oracle,
+    relative_error,
+    run_case,
+)
+from oracle.cases import DTYPES, Case, Inputs, draw, expected, get_case, make_case
 from oracle.recurrence import recurrence
 
 
@@ -36,6 +46,43 @@ def part(x: Inputs, begin: int, end: int, state: np.ndarray | None) -> Inputs:
 
 def outputs(call: Call) -> list[bytes]:
     return [b.view.tobytes() for b in call.outputs.values()]
+
+
+# ---------------------------------------------------------------- rounding switches
+@pytest.mark.parametrize("switch", ["round_qk", "round_beta"])
+@pytest.mark.parametrize("on", [False, True])
+@pytest.mark.parametrize("op", OPS)
+def test_rounding_switches_do_what_they_say(switch: str, on: bool, op: str) -> None:
+    """bf16 q, k and logits with an fp32 output and state, so that the switch itself (1e-3) is not lost in a bf16 bound.
+
+    Implementations on 16-bit matrix units round more than the switch: they are left to the case list.
+    """
+    fields = {"qk_l2norm": True, "keys": "normal"} if switch == "round_qk" else {"beta_form": "sigmoid"}
+    case = make_case(
+        id=f"{switch}_{on}",
+        contract="fp32",
+        T=130,
+        K=128,
+        V=64,
+        dtype="bf16",
+        v_dtype="f32",
+        o_dtype="f32",
+        gate_dtype="bf16",
+        **fields,
+        **{switch: on},
+    )
+    x, want = inputs_and_oracle(case)
+    other = expected(Case({**case, switch: not on}), x)
+    # With rounding, an fp32 value may fall on the other side of a boundary than the fp64 one: a few in 1e5 elements.
+    bound = 1e-4 if on else 5e-6
+    for name in implementations(case, op):
+        if "amx" in name:
+            continue
+        call = Call(case, x, op, impl=name)
+        call.run()
+        o = call.outputs["o"].view.astype(np.float64)
+        assert relative_error(o, want["o"].value) <= bound, f"{name}: {describe_worst(o, want['o'].value)}"
+        assert relative_error(o, other["o"].value) >= 5e-4, f"{name}: {switch} = {on} makes no difference"
 
 
 # ---------------------------------------------------------------- resumed runs
