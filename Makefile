@@ -34,7 +34,7 @@ $(STAMP)/apt-%: tools/apt_packages.txt tools/apt_install.sh
 	@PYTHON=$(PYTHON) tools/apt_install.sh $*
 	@touch $@
 
-$(STAMP)/venv: tools/requirements.txt $(STAMP)/apt-build
+$(STAMP)/venv: tools/requirements.txt | $(STAMP)/apt-build
 	@echo "== Python environment $(VENV) (torch, transformers, ...: some minutes the first time)"
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info < (3, 10) and "found Python " + v + ", expected 3.10 or later: make PYTHON=<one>")'
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
@@ -52,7 +52,7 @@ $(STAMP)/package: $(STAMP)/venv $(LIBRARY_SOURCES)
 build: $(STAMP)/package
 
 # ---- tests
-$(STAMP)/test-configured: $(STAMP)/apt-build $(STAMP)/apt-test CMakeLists.txt
+$(STAMP)/test-configured: CMakeLists.txt | $(STAMP)/apt-build $(STAMP)/apt-test
 	@$(QUIET) configure-test cmake -S . -B build/test -G Ninja -DGDN_BUILD_TESTS=ON -DGDN_WERROR=ON
 	@touch $@
 
@@ -81,16 +81,16 @@ bench-peers: $(STAMP)/package
 # ---- style
 CPP_FILES := $(shell git ls-files '*.h' '*.hpp' '*.cpp' '*.c' 2>/dev/null)
 
-format: $(STAMP)/venv $(STAMP)/apt-ci
+format: $(STAMP)/venv | $(STAMP)/apt-ci
 	@clang-format -i $(CPP_FILES)
 	@$(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .
 
-lint: $(STAMP)/venv $(STAMP)/apt-ci
+lint: $(STAMP)/venv | $(STAMP)/apt-ci
 	clang-format --dry-run -Werror $(CPP_FILES)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-install: $(STAMP)/apt-build
+install: | $(STAMP)/apt-build
 	@echo "== Installing to $(PREFIX)"
 	@$(QUIET) configure-install cmake -S . -B build/install -G Ninja
 	@$(QUIET) build-install cmake --build build/install -j $(JOBS)
