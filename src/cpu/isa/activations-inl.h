@@ -64,10 +64,28 @@ HWY_INLINE F32Vec sigmoid_times(F32Vec x, F32Vec factor) {
   return hn::Mul(quotient, hn::IfThenElse(negative, e.small, one));
 }
 HWY_INLINE F32Vec sigmoid_vec(F32Vec x) { return sigmoid_times(x, hn::Set(F32Tag(), 1.0f)); }
+// x / (1 + exp(-x)), the form with the fewest steps, where exp(-x) and its scale are normal numbers (a NaN comes
+// through the numerator). Only lanes below take the other form, so that a value does not depend on its neighbours.
 HWY_INLINE F32Vec silu_vec(F32Vec x) {
-  const F32Vec lo = hn::Set(F32Tag(), kVanishingX);  // x itself must not outgrow exp(-|x|) as held there
-  x = hn::IfThenElse(hn::Lt(x, lo), lo, x);
-  return sigmoid_times(x, x);
+  const F32Tag d;
+  const F32Vec one = hn::Set(d, 1.0f);
+  const F32Vec m = hn::Min(hn::Set(d, 87.0f), x);
+  const auto n = hn::NearestInt(hn::Mul(m, hn::Set(d, -1.44269504f)));
+  const F32Vec nf = hn::ConvertTo(d, n);
+  F32Vec r = hn::MulAdd(nf, hn::Set(d, 0.693359375f), m);  // exp(-x) = 2^n exp(-r)
+  r = hn::MulAdd(nf, hn::Set(d, -2.12194440e-4f), r);
+  F32Vec p = hn::MulAdd(hn::Set(d, 1.381459848e-3f), r, hn::Set(d, -8.368717017e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.166838806e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, -1.666652063e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.999999345e-1f));
+  p = hn::MulAdd(p, hn::Mul(r, r), hn::Sub(one, r));
+  const F32Vec e = hn::BitCast(d, hn::Add(hn::BitCast(I32Tag(), p), hn::ShiftLeft<23>(n)));
+  const F32Vec y = hn::Div(x, hn::Add(one, e));
+  const auto below = hn::Lt(x, hn::Set(d, -87.0f));
+  if (HWY_LIKELY(hn::AllFalse(d, below))) return y;
+  const F32Vec lo = hn::Set(d, kVanishingX);  // x itself must not outgrow exp(-|x|) as held there
+  const F32Vec held = hn::IfThenElse(hn::Lt(x, lo), lo, x);
+  return hn::IfThenElse(below, sigmoid_times(held, held), y);
 }
 
 // log(1 + exp(x)) = max(x, 0) + 2 atanh(e / (2 + e)), e = exp(-|x|): no cancellation for very negative x, and above the
