@@ -73,8 +73,9 @@ def test_rounding_switches_do_what_they_say(switch: str, on: bool, op: str) -> N
     )
     x, want = inputs_and_oracle(case)
     other = expected(Case({**case, switch: not on}), x)
-    # With rounding, an fp32 value may fall on the other side of a boundary than the fp64 one: a few in 1e5 elements.
-    bound = 1e-4 if on else 5e-6
+    # With rounding, a norm computed in fp32 may put an element of a key on the other side of a boundary than fp64 does;
+    # one such element moves o by 1e-4 here (measured: 1.08e-4 with every fp32 implementation, 3e-8 with the fp64 one).
+    bound = 2e-4 if on else 5e-6
     for name in implementations(case, op):
         if "amx" in name:
             continue
