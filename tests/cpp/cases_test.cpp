@@ -197,6 +197,7 @@ class Trial {
       }
       args_.beta = beta.tensor();
     }
+    v_ = &v;
     args_.q = buffers_["q"]->tensor(), args_.k = buffers_["k"]->tensor();
     args_.v = v.tensor(), args_.o = buffers_["o"]->tensor();
     expected_["o"] = Expected(B_ * T_ * Hv_ * V_);
@@ -417,7 +418,7 @@ class Trial {
         u[j] += s[i * V_ + j] * kt[i];
       }
     }
-    for (int64_t j = 0; j < V_; ++j) u[j] = beta_t * (buffers_["v"]->get(at + j) - u[j]);
+    for (int64_t j = 0; j < V_; ++j) u[j] = beta_t * (v_->get(at + j) - u[j]);
     double* out = &o->value[static_cast<size_t>(at)];
     for (int64_t i = 0; i < K_; ++i) {
       for (int64_t j = 0; j < V_; ++j) {
@@ -461,7 +462,7 @@ class Trial {
   std::vector<int64_t> lens_, token_slots_;
   std::map<std::string, std::unique_ptr<Buffer>> buffers_;
   std::map<std::string, Expected> expected_;
-  Buffer* initial_ = nullptr;
+  Buffer *initial_ = nullptr, *v_ = nullptr;
   gdn_rule_args args_ = GDN_INIT(gdn_rule_args);
 };
 
