@@ -118,7 +118,7 @@ enum { GDN_ACT_NONE = 0, GDN_ACT_SILU = 1, GDN_ACT_SIGMOID = 2 };
  * N sequences: B without cu_seqlens, cu_seqlens' length - 1 with it (B must be 1 then). "float" below is any of F32,
  * BF16, F16 (F64 too with an F64-capable implementation), chosen per tensor.
  *
- * State slots. Without indices, row n of a state tensor belongs to sequence n. With indices the tensor is a pool
+ * State slots. Without indices a state tensor has exactly N rows and row n belongs to sequence n. With indices the tensor is a pool
  * [slots, ...] of which row indices[n] is used; a NULL slot (see null_slots) makes sequence n null: its o rows are set
  * to zero and none of its slots is touched. Writing one slot from two sequences, or reading a slot that another
  * sequence of the call writes, is undefined (GDN_CHECK=1 in the environment refuses duplicate write slots).

@@ -51,7 +51,7 @@ int64_t items_per_sequence(const RuleProblem& p, const Split& s) {
 }
 
 // Multiply-adds per token of one item / K: 3 per state element, and what every item of a key head repeats (packing and
-// the pair products) or every head does (gates, substitution), as measured on Zen 3 relative to the former.
+// the pair products) or every head does (gates, substitution), estimated relative to the former.
 double item_cost(const Split& s, bool chunk) {
   const double heads = static_cast<double>(s.heads), columns = static_cast<double>(s.columns);
   return chunk ? 40.0 + heads * (10.0 + 3.3 * columns) : 4.0 + heads * (4.0 + 3.0 * columns);

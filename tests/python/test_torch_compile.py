@@ -82,7 +82,8 @@ def test_compile_fullgraph(backend: str) -> None:
     compiled = torch.compile(_decode_step, fullgraph=True, backend=backend)
     with torch.no_grad():
         for _ in range(2):
-            torch.testing.assert_close(compiled(*compiled_args), _decode_step(*eager_args), rtol=1e-6, atol=1e-6)
+            # Inductor adds up the final sum of 48 in another order; the operators are compared bit by bit below.
+            torch.testing.assert_close(compiled(*compiled_args), _decode_step(*eager_args), rtol=1e-5, atol=1e-5)
     for name, i in (("conv state", 2), ("state", 9)):
         assert torch.equal(compiled_args[i], eager_args[i]), name
         assert not torch.equal(compiled_args[i], args[i]), name

@@ -395,7 +395,7 @@ class ChunkItem {
 
   // The rows that the next block reads and writes lie a whole token apart, which no hardware prefetcher follows. Each
   // panel of this block fetches its own columns of v and o of the next one, and its share of the rows of q and k: 3-5 %
-  // of the time at T = 512 to 4096 (Zen 3).
+  // of the time at T = 512 to 4096 in one quiet comparison (Zen 3), nothing under load.
   void prefetch(int64_t head, int64_t v_begin, int64_t token, int64_t panel, int64_t panels) {
     const int64_t left = seq_.begin + seq_.len - token, n = left < kBlock ? left : kBlock;
     for (int64_t i = 0; i < n; ++i) {

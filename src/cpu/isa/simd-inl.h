@@ -17,6 +17,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32Tag = hn::ScalableTag<float>;
 using F32Vec = hn::Vec<F32Tag>;
 inline constexpr int64_t kLanes = HWY_MAX_BYTES / 4;
+static_assert(HWY_TARGET != HWY_SCALAR, "the kernels need a vector ISA of Highway: see the flags in CMakeLists.txt");
 
 // -- scalar conversions (any stride); bf16 rounds to nearest even, NaN stays NaN.
 static inline float bf16_to_f32(uint16_t b) {
