@@ -114,7 +114,7 @@ int32_t shim_dtype(int32_t dtype) {
   }
 }
 
-AtenTensorHandle new_tensor(int32_t ndim, const int64_t* shape, const int64_t* strides, int32_t dtype) {
+AtenTensorHandle new_tensor(int32_t ndim, const int64_t* shape, const int64_t* strides, int32_t dtype, bool zero) {
   int64_t contiguous[GDN_MAX_DIMS] = {};
   if (strides == nullptr) {
     int64_t stride = 1;
@@ -127,6 +127,7 @@ AtenTensorHandle new_tensor(int32_t ndim, const int64_t* shape, const int64_t* s
   AtenTensorHandle handle = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(
       aoti_torch_empty_strided(ndim, shape, strides, shim_dtype(dtype), shim().cpu, 0, &handle));
+  if (zero) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(handle));
   return handle;
 }
 

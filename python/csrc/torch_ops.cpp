@@ -73,7 +73,8 @@ void need_rank(const char* op, const char* name, const gdn_tensor& t, int32_t ra
 AtenTensorHandle new_output(const char* op, const gdn_rule_args& a) {
   need_rank(op, "q", *a.q, 4, "[B, T, Hk, K]");
   need_rank(op, "v", *a.v, 4, "[B, T, Hv, V]");
-  return new_tensor(4, a.v->shape, nullptr, a.v->dtype);
+  // Rows past cu_seqlens[N] are not libgdn's to write: a caller who gets a new tensor finds zeros there.
+  return new_tensor(4, a.v->shape, nullptr, a.v->dtype, a.cu_seqlens != nullptr);
 }
 
 AtenTensorHandle new_final_state(const gdn_rule_args& a, bool wanted) {
@@ -86,7 +87,8 @@ AtenTensorHandle new_final_state(const gdn_rule_args& a, bool wanted) {
   const int64_t k = a.q->shape[3], v = a.v->shape[3];
   const bool v_first = a.state_layout == GDN_STATE_V_FIRST;
   const int64_t shape[4] = {n, a.v->shape[2], v_first ? v : k, v_first ? k : v};
-  return new_tensor(4, shape, nullptr, a.v->dtype == GDN_F64 ? GDN_F64 : GDN_F32);
+  // Null sequences (indices) have no final state: zeros.
+  return new_tensor(4, shape, nullptr, a.v->dtype == GDN_F64 ? GDN_F64 : GDN_F32, a.initial_state_indices != nullptr);
 }
 
 template <gdn_status (*kRun)(const gdn_rule_args*), bool kChunk>
@@ -175,12 +177,12 @@ void recurrent_inplace(StableIValue* stack, uint64_t, uint64_t) {
 // ---- convolution
 
 // y gets x's order of dimensions: token-major stays token-major, so that a split into heads needs no copy.
-AtenTensorHandle new_conv_output(const char* op, const gdn_tensor& x) {
+AtenTensorHandle new_conv_output(const char* op, const gdn_tensor& x, bool packed) {
   need_rank(op, "x", x, 3, "[B, D, T]");
   const int64_t d = x.shape[1], t = x.shape[2];
   const bool token_major = x.strides[1] < x.strides[2];
   const int64_t strides[3] = {d * t, token_major ? 1 : t, token_major ? d : 1};
-  return new_tensor(3, x.shape, strides, x.dtype);
+  return new_tensor(3, x.shape, strides, x.dtype, packed);
 }
 
 void conv1d_functional(StableIValue* stack, uint64_t, uint64_t) {
@@ -203,7 +205,7 @@ void conv1d_functional(StableIValue* stack, uint64_t, uint64_t) {
   a.initial_state = initial.read(op);
   a.initial_state_indices = indices.read(op);
   a.has_initial_state = has_initial.read(op);
-  TensorArg y("y", new_conv_output(op, *a.x));
+  TensorArg y("y", new_conv_output(op, *a.x, a.cu_seqlens != nullptr));
   a.y = y.write(op);
   const bool packed = a.cu_seqlens != nullptr && a.cu_seqlens->ndim == 1 && a.cu_seqlens->shape[0] > 0;
   const int64_t state_shape[3] = {packed ? a.cu_seqlens->shape[0] - 1 : a.x->shape[0], a.x->shape[1],
@@ -240,7 +242,7 @@ void conv1d_inplace(StableIValue* stack, uint64_t, uint64_t) {
   a.final_state_indices = final_indices.read(op);
   a.has_initial_state = has_initial.read(op);
   a.num_accepted = num_accepted.read(op);
-  TensorArg y("y", new_conv_output(op, *a.x));
+  TensorArg y("y", new_conv_output(op, *a.x, a.cu_seqlens != nullptr));
   a.y = y.write(op);
   check(gdn_causal_conv1d(&a));
   stack[0] = y.release();

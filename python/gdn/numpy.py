@@ -93,8 +93,10 @@ def _rule(
     args.head_map = choice(function, "head_map", head_map, _capi.HEAD_MAPS)
     args.state_layout = choice(function, "state_layout", state_layout, _capi.STATE_LAYOUTS)
     args.null_slots = choice(function, "null_slots", null_slots, _capi.NULL_SLOTS)
-    if scale == 0:
-        raise _capi.InvalidArgumentError(f"{function}: argument 'scale': found 0, expected None or a non-zero number")
+    if scale is not None and abs(scale) <= 2.0**-150:  # 0 in fp32
+        raise _capi.InvalidArgumentError(
+            f"{function}: argument 'scale': found {scale}, expected None or a number that is not 0 in fp32"
+        )
     args.scale = 0.0 if scale is None else scale
     args.qk_l2norm, args.l2norm_eps = int(qk_l2norm), l2norm_eps
     cu = views.read("cu_seqlens", cu_seqlens)
@@ -119,11 +121,13 @@ def _rule(
     v_dtype = args.v.contents.dtype
     if out is None:
         out = _allocate(v_shape[:4], v_dtype)
+        if cu is not None:  # rows past cu_seqlens[N] are not written
+            out[...] = 0
     args.o = views.write("out", out)
     if final_state is None and output_final_state:
         k_dim, v_dim = q_shape[3], v_shape[3]
         state = (k_dim, v_dim) if state_layout == "k_first" else (v_dim, k_dim)
-        final_state = np.empty(
+        final_state = np.zeros(  # zeros: null sequences are not written
             (_num_sequences(cu, q_shape[0]), v_shape[2], *state),
             np.float64 if v_dtype == _capi.F64 else np.float32,
         )
@@ -212,6 +216,8 @@ def causal_conv1d(
             out = _allocate((batch, tokens, dim), view.dtype).transpose(0, 2, 1)
         else:
             out = _allocate((batch, dim, tokens), view.dtype)
+        if cu_seqlens is not None:  # columns past cu_seqlens[N] are not written
+            out[...] = 0
     args.y = views.write("out", out)
     _capi.check(_capi.lib.gdn_causal_conv1d(ctypes.byref(args)))
     return out

@@ -92,8 +92,10 @@ def _refuse_mode(function: str, gate: Any, beta_form: Any, head_map: Any, state_
 def _scale(function: str, scale: float | None) -> float:
     if scale is None:
         return 0.0
-    if scale == 0:
-        raise _capi.InvalidArgumentError(f"{function}: argument 'scale': found 0, expected None or a non-zero number")
+    if scale is not None and abs(scale) <= 2.0**-150:  # 0 in fp32
+        raise _capi.InvalidArgumentError(
+            f"{function}: argument 'scale': found {scale}, expected None or a number that is not 0 in fp32"
+        )
     return float(scale)
 
 

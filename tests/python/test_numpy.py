@@ -286,3 +286,47 @@ def test_import_is_light() -> None:
     assert _python(code) == "False False True"
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = gdn.no_such_name
+
+
+@pytest.mark.parametrize("op", ["chunk_forward", "recurrent"])
+def test_nan_gates_show(op: str) -> None:
+    """A NaN in any gate form or logit reaches every later output, as in the recurrence."""
+    run = getattr(gdn.numpy, op)
+    x = np.full((1, 8, 1, 4), 0.5, np.float32)
+    bad, zero = np.zeros((1, 8, 1), np.float32), np.zeros((1, 8, 1), np.float32)
+    bad[0, 3] = np.nan
+    a_log = np.zeros(1, np.float32)
+    calls = [
+        dict(g=bad, beta=zero),
+        dict(g=bad + 1, beta=zero, gate="linear"),
+        dict(g=bad, beta=zero, gate="raw", A_log=a_log),
+        dict(g=zero, beta=bad, beta_form="sigmoid"),
+        dict(g=zero, beta=bad),
+    ]
+    for options in calls:
+        o, state = run(x, x, x, output_final_state=True, initial_state=np.ones((1, 1, 4, 4), np.float32), **options)
+        assert np.isfinite(o[0, :3]).all(), options
+        assert np.isnan(o[0, 3:]).all() and np.isnan(state).all(), options
+
+
+def test_new_outputs_hold_zeros_where_nothing_is_written() -> None:
+    """Rows past cu_seqlens[N] and the final states of null sequences, in outputs that the call itself allocates."""
+    x = np.full((1, 600, 2, 16), 0.5, np.float32)
+    for _ in range(3):
+        garbage = np.full((1, 600, 2, 16), np.nan, np.float32)
+        del garbage
+        o, _ = gdn.numpy.chunk_forward(x, x, x, cu_seqlens=np.array([0, 500]), qk_l2norm=True)
+        assert (o[0, 500:] == 0).all() and (o[0, :500] != 0).any()
+    pool = np.ones((4, 2, 16, 16), np.float32)
+    y = np.full((2, 5, 2, 16), 0.5, np.float32)
+    o, state = gdn.numpy.chunk_forward(
+        y, y, y, initial_state=pool, initial_state_indices=np.array([3, -1]), output_final_state=True
+    )
+    assert (state[1] == 0).all() and (o[1] == 0).all() and (state[0] != 0).any()
+
+
+def test_scale_that_is_zero_in_fp32_is_refused() -> None:
+    """0 stands for the default in the C ABI, so a scale that rounds to it must not slip through."""
+    x = np.full((1, 4, 1, 4), 0.5, np.float32)
+    with pytest.raises(ValueError, match="argument 'scale': found 1e-60"):
+        gdn.numpy.chunk_forward(x, x, x, scale=1e-60)

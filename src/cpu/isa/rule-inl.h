@@ -60,17 +60,19 @@ using F64Tag = hn::ScalableTag<double>;
 using F64Vec = hn::Vec<F64Tag>;
 inline constexpr int64_t kLanes64 = HWY_MAX_BYTES / 8;
 
+// Highway's Exp and Log1p make a number of NaN: a bad gate must show in the result.
+HWY_INLINE F64Vec keep_nan(F64Vec x, F64Vec y) { return hn::IfThenElse(hn::IsNaN(x), x, y); }
 // e^g below this is 0 in fp32; without the clamp -inf would turn sums into NaN. A NaN stays NaN.
 HWY_INLINE F64Vec clamped_exp(F64Vec g) {
   const F64Tag d;
   const auto low = hn::Set(d, -104.0);
-  return hn::Exp(d, hn::IfThenElse(hn::Lt(g, low), low, g));
+  return keep_nan(g, hn::Exp(d, hn::IfThenElse(hn::Lt(g, low), low, g)));
 }
 HWY_INLINE F64Vec softplus(F64Vec x) {
   const F64Tag d;
   const auto threshold = hn::Set(d, 20.0);
   const auto big = hn::Gt(x, threshold);
-  return hn::IfThenElse(big, x, hn::Log1p(d, hn::Exp(d, hn::IfThenElse(big, threshold, x))));
+  return keep_nan(x, hn::IfThenElse(big, x, hn::Log1p(d, hn::Exp(d, hn::IfThenElse(big, threshold, x)))));
 }
 
 // alpha in double: the kernels multiply several of them before they round.
@@ -113,7 +115,7 @@ static inline void load_gates(const RuleProblem& p, int64_t batch, int64_t token
     // exp of a non-positive number only, so that it cannot overflow.
     const auto e = hn::Exp(d, hn::Neg(hn::Abs(b)));
     const auto numerator = hn::IfThenElse(hn::Lt(b, hn::Zero(d)), e, hn::Set(d, 1.0));
-    hn::Store(hn::Div(hn::Mul(top, numerator), hn::Add(hn::Set(d, 1.0), e)), d, x + i);
+    hn::Store(keep_nan(b, hn::Div(hn::Mul(top, numerator), hn::Add(hn::Set(d, 1.0), e))), d, x + i);
   }
   for (int64_t i = 0; i < n; ++i) {
     beta[i] = static_cast<float>(x[i]);
