@@ -20,7 +20,14 @@ def torch_chunk(
     [B, Hv, K, V] fp32. -> (o, S) as fp32 arrays."""
     from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
-    o, s = torch_chunk_gated_delta_rule(
-        q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=l2norm
-    )
+    def call(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch_chunk_gated_delta_rule(
+            q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=l2norm
+        )
+
+    try:
+        o, s = call(q, k)
+    except RuntimeError:  # releases up to 5.17: the layer, not the function, repeats q and k for the value heads
+        group = v.shape[2] // q.shape[2]
+        o, s = call(q.repeat_interleave(group, dim=2), k.repeat_interleave(group, dim=2))
     return o.float().numpy(), s.float().numpy()
