@@ -2,6 +2,7 @@
 #include "cpu/dispatch.h"
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -124,12 +125,18 @@ bool find_isa(const char* name, Isa* isa) {
 }
 
 std::atomic<int32_t>& cap() {
-  // The environment is read once; an unusable or unknown name there leaves the default (gdn_info shows what is active).
+  // The environment is read once. A name that cannot be had leaves the default, and says so: there is no call to refuse.
   static std::atomic<int32_t> value{[] {
     const char* name = std::getenv("GDN_ISA");
     Isa isa;
     if (name != nullptr && find_isa(name, &isa) && usable().has[static_cast<int>(isa)])
       return static_cast<int32_t>(isa);
+    if (name != nullptr && std::strcmp(name, "auto") != 0) {
+      std::fprintf(
+          stderr,
+          "libgdn: environment variable GDN_ISA: found '%s', expected auto or an ISA of this machine; using '%s'\n",
+          name, isa_name(best_usable()));
+    }
     return static_cast<int32_t>(best_usable());
   }()};
   return value;

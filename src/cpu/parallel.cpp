@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -53,7 +54,11 @@ int32_t environment_threads() {
   if (text == nullptr) return 0;
   char* end = nullptr;
   const long n = std::strtol(text, &end, 10);
-  return (end != text && *end == '\0' && n >= 1) ? static_cast<int32_t>(std::min<long>(n, kMaxThreads)) : 0;
+  if (end != text && *end == '\0' && n >= 1) return static_cast<int32_t>(std::min<long>(n, kMaxThreads));
+  std::fprintf(stderr,
+               "libgdn: environment variable GDN_NUM_THREADS: found '%s', expected a number >= 1; using all CPUs\n",
+               text);
+  return 0;
 }
 
 struct Pool {
