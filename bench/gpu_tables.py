@@ -102,6 +102,7 @@ def summary(times: Times, facts: dict[str, tuple[str, str]], ours: str, versions
             f"{geomean(e[4] for e in full):.2f}, worst {worst[4]:.2f} ({worst[0].heads}, {short(worst[0].seqlens)}).",
         ]
     peers = list(dict.fromkeys(name for row in times.values() for name in row if not name.startswith("libgdn")))
+    peers.sort(key=lambda name: list(TITLES).index(name) if name in TITLES else len(TITLES))
     titles = [TITLES.get(name, name) for name in peers]
     lines += [
         "",

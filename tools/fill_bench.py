@@ -5,13 +5,15 @@
 
 A row per shape that libgdn and at least one peer were measured on. Times are medians in µs per token and value
 head (decode: per sequence and value head); a peer's cell says how many times libgdn's time it took. A peer that has no
-run at libgdn's dtype is compared at its own, which the cell names. --check only tells whether the table is current.
+run at libgdn's dtype is compared at its own, which the cell names. A GPU's record (facts.csv has a row `gpu`) is summed
+up per head configuration instead. --check only tells whether the table is current.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -19,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HEADER = "op,label,seqlens,h_k,h_v,dtype,impl,version,median_us,min_us,max_us,commit,date".split(",")
-TITLES = {"transformers": "Transformers"}
+TITLES = {"transformers": "Transformers", "flash_qla": "FlashQLA", "flashinfer": "FlashInfer", "fla": "FLA"}
 
 Row = dict[str, str]
 
@@ -63,8 +65,50 @@ def peer_cell(ours: Row, peers: list[Row]) -> str:
     return f"{number(per_token_head(row))} ({ratio:.1f}x{note})"
 
 
+def gpu_table(folder: Path) -> list[str]:
+    """Markdown lines of one GPU: ratio of the fastest peer's time to libgdn's, per head configuration."""
+    shapes: dict[tuple[str, ...], dict[str, Row]] = defaultdict(dict)
+    for row in read_records(folder):
+        if row["op"] == "chunk_forward":
+            shapes[tuple(row[key] for key in ("h_k", "h_v", "label", "seqlens"))][row["impl"]] = row
+    ratios: dict[tuple[str, ...], list[tuple[float, str]]] = defaultdict(list)
+    ours: list[Row] = []
+    peers: set[str] = set()
+    for (h_k, h_v, label, seqlens), rows in shapes.items():
+        theirs = [row for name, row in rows.items() if not name.startswith("libgdn")]
+        if "libgdn" in rows and theirs:
+            best = min(float(row["median_us"]) for row in theirs)
+            ratios[h_k, h_v, label].append((best / float(rows["libgdn"]["median_us"]), seqlens))
+            ours.append(rows["libgdn"])
+            peers |= {row["impl"] for row in theirs}
+    if not ours:
+        return []
+    everything = [entry for entries in ratios.values() for entry in entries]
+    facts = read_facts(folder)
+    commits, dates = sorted({row["commit"] for row in ours}), sorted({row["date"] for row in ours})
+    names = ", ".join(sorted(TITLES.get(name, name) for name in peers))
+    lines = [
+        f"**{facts['gpu']}**, chunk_forward, bf16; commit {', '.join(commits)}; "
+        f"{' to '.join(dict.fromkeys([dates[0], dates[-1]]))}: the fastest peer's time over libgdn's ({names})",
+        "",
+        "| Hk / Hv | models | shapes | geometric mean | worst | at |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (h_k, h_v, label), entries in [*ratios.items(), (("all", "all", ""), everything)]:
+        mean = math.exp(sum(math.log(ratio) for ratio, _ in entries) / len(entries))
+        worst, where = min(entries)
+        lengths = where.split("+")
+        where = f"{lengths[0]} x {len(lengths)}" if len(lengths) > 2 else where.replace("+", " + ")
+        heads = f"{h_k} / {h_v}" if h_k != "all" else "all"
+        lines.append(f"| {heads} | {label} | {len(entries)} | {mean:.2f}x | {worst:.2f}x | {where} |")
+    relative = f"bench/results/{folder.name}/summary.md"
+    return [*lines, "", f"Every shape: [{relative}]({relative}).", ""]
+
+
 def table(folder: Path) -> list[str]:
     """Markdown lines of one machine; none without a row that has a peer."""
+    if "gpu" in read_facts(folder):
+        return gpu_table(folder)
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in read_records(folder):
         groups[tuple(row[key] for key in ("op", "label", "seqlens", "h_k", "h_v"))].append(row)
