@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-RUNTIME = re.compile(r"^(libstdc\+\+|libgcc_s|libm|libc|libpthread|ld-linux[\w-]*)\.so")
+RUNTIME = re.compile(r"^(libstdc\+\+|libgcc_s|libm|libc|libpthread|libdl|librt|ld-linux[\w-]*)\.so")
 
 
 def main() -> int:
