@@ -23,6 +23,19 @@
  * - Empty work (no tokens, no sequences) returns GDN_OK at once; final states of empty sequences equal their initial
  *   states (zeros without one).
  * - Thread-safe. Work runs on a persistent pool (gdn_set_num_threads); results do not depend on the thread count.
+ *
+ * CUDA
+ * - All tensors of a call, index tensors and cu_seqlens included, lie on one device: the CPU, or one CUDA device
+ *   (device_type, device_id). A mixture is refused.
+ * - A CUDA call is launched on args->stream and returns without waiting; it allocates nothing, never synchronises and can
+ *   be captured in a CUDA graph. Replay reads whatever cu_seqlens, indices and data then hold. The calling thread's
+ *   current device may be any and stays as it is.
+ * - Metadata on the device (cu_seqlens, slot indices, num_accepted, has_initial_state) is not read on the host. Entries out
+ *   of range are treated as null (nothing is read or written for them) and set a flag of the device that gdn_info shows
+ *   ("bad_metadata"). With GDN_CHECK=1 in the environment the metadata is copied to the host (the call then waits for its
+ *   stream, and refuses to run in a capture) and checked as on the CPU, and a flag that an earlier call has set is
+ *   reported.
+ * - F64 tensors are for CPU calls only. num_threads is ignored.
  */
 #ifndef GDN_GDN_H_
 #define GDN_GDN_H_
@@ -142,8 +155,8 @@ typedef struct gdn_rule_args {
   float l2norm_eps;  /* 0: 1e-6 */
   float scale;       /* 0: K^-0.5 */
 
-  const gdn_tensor* cu_seqlens; /* [N+1] I32/I64, on the host side of the call's device: starts at 0, non-decreasing,
-                                   last <= T. Sequences may be empty. */
+  const gdn_tensor* cu_seqlens; /* [N+1] I32/I64, on the call's device like every other tensor: starts at 0,
+                                   non-decreasing, last <= T. Sequences may be empty. */
 
   int32_t state_layout; /* GDN_STATE_*: of all state tensors below. Shapes are written K-first here; V-first swaps the
                            last two. State dtype: F32, BF16, F16, each tensor its own; the running state is fp32. */
@@ -178,6 +191,8 @@ typedef struct gdn_rule_args {
 
   int32_t round_qk;   /* 1: L2-normed q and k are rounded to their input dtype, as Transformers does */
   int32_t round_beta; /* 1: beta from GDN_BETA_SIGMOID* is rounded to the dtype of the beta tensor */
+
+  void* stream; /* cudaStream_t of a CUDA call; NULL: the legacy default stream. Ignored on the CPU. */
 } gdn_rule_args;
 
 /* Prefill: chunked evaluation of whole sequences. token_state_indices, num_accepted, snapshots must be NULL. */
@@ -210,6 +225,7 @@ typedef struct gdn_conv1d_args {
   int32_t activation;                      /* GDN_ACT_NONE or GDN_ACT_SILU */
   int32_t null_slots;                      /* GDN_NULL_* */
   int32_t num_threads;
+  void* stream; /* as in gdn_rule_args */
 } gdn_conv1d_args;
 GDN_API gdn_status gdn_causal_conv1d(const gdn_conv1d_args* args);
 
@@ -227,6 +243,7 @@ typedef struct gdn_gate_args {
   int32_t gate_form;         /* of the g output: GDN_GATE_LOG or GDN_GATE_LINEAR */
   int32_t beta_form;         /* GDN_BETA_SIGMOID (0 is read as this) or GDN_BETA_SIGMOID2 */
   int32_t num_threads;
+  void* stream; /* as in gdn_rule_args */
 } gdn_gate_args;
 GDN_API gdn_status gdn_gate(const gdn_gate_args* args);
 
@@ -245,6 +262,7 @@ typedef struct gdn_rmsnorm_gated_args {
   int32_t zero_centered;
   int32_t round_before_weight; /* 1: n is rounded to x's dtype before the weight (Transformers' Qwen3Next norm) */
   int32_t num_threads;
+  void* stream; /* as in gdn_rule_args */
 } gdn_rmsnorm_gated_args;
 GDN_API gdn_status gdn_rmsnorm_gated(const gdn_rmsnorm_gated_args* args);
 
@@ -274,6 +292,7 @@ typedef struct gdn_qk_rmsnorm_rope_args {
   int32_t q_has_gate;
   int32_t zero_centered;
   int32_t num_threads;
+  void* stream; /* as in gdn_rule_args */
 } gdn_qk_rmsnorm_rope_args;
 GDN_API gdn_status gdn_qk_rmsnorm_rope(const gdn_qk_rmsnorm_rope_args* args);
 
@@ -284,8 +303,8 @@ enum { GDN_OP_CHUNK_FORWARD = 0, GDN_OP_RECURRENT = 1 };
  * candidates: [{impl, accepted, reason}]} as a NUL-terminated string, truncated to size; *needed (if not NULL) gets the
  * full size with the NUL. */
 GDN_API gdn_status gdn_explain(int32_t op, const gdn_rule_args* args, char* json, size_t size, size_t* needed);
-/* JSON: version, ABI, build (compiler, git), CPU name, cores, ISAs compiled / usable / active, threads, CUDA devices.
- */
+/* JSON: version, ABI, build (compiler, git), CPU name, cores, ISAs compiled / usable / active, threads, CUDA
+ * architectures compiled, CUDA devices. */
 GDN_API gdn_status gdn_info(char* json, size_t size, size_t* needed);
 
 /* Threads of the pool: n >= 1, or 0 for the default (GDN_NUM_THREADS, else the CPUs this process may use). */

@@ -80,6 +80,14 @@ class Tensor {
     for (size_t i = 0; i < strides.size(); ++i) tensor_.strides[i] = strides[i];
   }
 
+  // The same view, of memory on a CUDA device.
+  Tensor on_cuda(int32_t device_id = 0) const {
+    Tensor t = *this;
+    t.tensor_.device_type = GDN_CUDA;
+    t.tensor_.device_id = device_id;
+    return t;
+  }
+
   const gdn_tensor* get() const noexcept { return &tensor_; }
   gdn_tensor* get() noexcept { return &tensor_; }
 
@@ -125,6 +133,7 @@ struct RuleArgs {
   bool batch_invariant = false;
   const char* impl = nullptr;
   bool round_qk = false, round_beta = false;
+  void* stream = nullptr;  // cudaStream_t of CUDA tensors
 
   // The C struct; valid while the tensors are.
   gdn_rule_args c_args() const noexcept {
@@ -163,6 +172,7 @@ struct RuleArgs {
     a.impl = impl;
     a.round_qk = round_qk;
     a.round_beta = round_beta;
+    a.stream = stream;
     return a;
   }
 };
@@ -189,6 +199,7 @@ struct Conv1dArgs {
   int32_t activation = GDN_ACT_NONE;
   int32_t null_slots = GDN_NULL_NEGATIVE;
   int32_t num_threads = 0;
+  void* stream = nullptr;
 };
 
 // Causal depthwise convolution: prefill and update.
@@ -209,6 +220,7 @@ inline void causal_conv1d(const Conv1dArgs& args) {
   a.activation = args.activation;
   a.null_slots = args.null_slots;
   a.num_threads = args.num_threads;
+  a.stream = args.stream;
   check(gdn_causal_conv1d(&a));
 }
 
@@ -218,6 +230,7 @@ struct GateArgs {
   int32_t gate_form = GDN_GATE_LOG;
   int32_t beta_form = GDN_BETA_SIGMOID;
   int32_t num_threads = 0;
+  void* stream = nullptr;
 };
 
 // g and beta from the raw projections a and b.
@@ -233,6 +246,7 @@ inline void gate(const GateArgs& args) {
   a.gate_form = args.gate_form;
   a.beta_form = args.beta_form;
   a.num_threads = args.num_threads;
+  a.stream = args.stream;
   check(gdn_gate(&a));
 }
 
@@ -243,6 +257,7 @@ struct RmsnormGatedArgs {
   int32_t activation = GDN_ACT_NONE;
   bool gate_first = false, zero_centered = false, round_before_weight = false;
   int32_t num_threads = 0;
+  void* stream = nullptr;
 };
 
 // RMSNorm with an optional gate.
@@ -259,6 +274,7 @@ inline void rmsnorm_gated(const RmsnormGatedArgs& args) {
   a.zero_centered = args.zero_centered;
   a.round_before_weight = args.round_before_weight;
   a.num_threads = args.num_threads;
+  a.stream = args.stream;
   check(gdn_rmsnorm_gated(&a));
 }
 
@@ -271,6 +287,7 @@ struct QkRmsnormRopeArgs {
   int32_t mrope_section[3] = {0, 0, 0};
   bool q_has_gate = false, zero_centered = false;
   int32_t num_threads = 0;
+  void* stream = nullptr;
 };
 
 // Split, RMSNorm and rotary embedding of an attention layer's q and k.
@@ -294,6 +311,7 @@ inline void qk_rmsnorm_rope(const QkRmsnormRopeArgs& args) {
   a.q_has_gate = args.q_has_gate;
   a.zero_centered = args.zero_centered;
   a.num_threads = args.num_threads;
+  a.stream = args.stream;
   check(gdn_qk_rmsnorm_rope(&a));
 }
 

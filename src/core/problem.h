@@ -60,7 +60,16 @@ struct Sequence {
   bool is_null = false;          // o rows are zeroed, nothing else touched
 };
 
-struct RuleProblem {
+// Where a call's tensors lie. On CUDA the metadata (cu_seqlens, slots, flags) lies on the device too and is never read on
+// the host: it travels as views, and everything that is made of its values (seqs, token_slots, ...) stays empty.
+struct Place {
+  int32_t device_type = GDN_CPU;
+  int32_t device_id = 0;
+  void* stream = nullptr;  // cudaStream_t
+  bool on_cuda() const { return device_type == GDN_CUDA; }
+};
+
+struct RuleProblem : Place {
   int32_t op = GDN_OP_CHUNK_FORWARD;
   int64_t B = 0, T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
   View q, k, v, g, beta, A_log, dt_bias, o;
@@ -76,23 +85,29 @@ struct RuleProblem {
   int64_t token_slot_columns = 0;         // S of token_state_indices; 0: absent
   std::vector<int64_t> token_slots;       // [N, S] rows of final_state; -1: not written
   std::vector<int64_t> checkpoint_slots;  // rows of checkpoints in order; -1: not written
-  int32_t num_threads = 0;                // as asked, 0: default
+  // CUDA only. final_indices is already initial_indices where that is its default.
+  View cu_seqlens, initial_indices, final_indices, has_initial, token_indices, num_accepted, checkpoint_indices;
+  int32_t null_slots = 0;
+  int32_t num_threads = 0;  // as asked, 0: default
   bool batch_invariant = false;
 
   int64_t key_head(int64_t h) const { return head_map == GDN_HEADS_TILED ? h % Hk : h / (Hv / Hk); }
 };
 
-struct ConvProblem {
+struct ConvProblem : Place {
   int64_t B = 0, D = 0, T = 0, N = 0, W = 0, L = 0;  // L = 0: no state
   View x, weight, bias, y;                           // [B, D, T], [D, W], [D], [B, D, T]
   View initial_state, final_state;                   // [slot, D, L]
   int32_t activation = 0;
   std::vector<Sequence> seqs;
   std::vector<int64_t> num_accepted;  // N entries, or empty
+  // CUDA only, as in RuleProblem.
+  View cu_seqlens, initial_indices, final_indices, has_initial, accepted;
+  int32_t null_slots = 0;
   int32_t num_threads = 0;
 };
 
-struct GateProblem {
+struct GateProblem : Place {
   int64_t rows[3] = {1, 1, 1};  // leading dims, right-aligned and padded with 1
   int64_t H = 0;
   View a, b, A_log, dt_bias, g, beta;  // a, b, g, beta: rank 4 [rows.., H]
@@ -100,7 +115,7 @@ struct GateProblem {
   int32_t num_threads = 0;
 };
 
-struct NormProblem {
+struct NormProblem : Place {
   int64_t rows[3] = {1, 1, 1};
   int64_t D = 0;
   View x, z, weight, out;  // x, z, out: rank 4 [rows.., D]
@@ -110,7 +125,7 @@ struct NormProblem {
   int32_t num_threads = 0;
 };
 
-struct RopeProblem {
+struct RopeProblem : Place {
   int64_t B = 0, T = 0, Hq = 0, Hkv = 0, D = 0, R = 0;
   View q, k, q_weight, k_weight, cos, sin, positions, q_out, k_out, gate_out;
   // cos, sin: [B, T, R] with batch stride 0 when broadcast; positions: [axes, B, T] (axes 1 or 3), batch stride 0
