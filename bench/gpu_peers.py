@@ -339,7 +339,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ["GDN_LIBRARY"] = str(args.gdn_lib)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: found none, expected one (--device cpu tries the driver without)")
-    with torch.inference_mode():
+    with torch.no_grad():
         return Driver(args, begin).run()
 
 
