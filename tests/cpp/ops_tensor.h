@@ -171,19 +171,29 @@ class Tensor {
   std::vector<bool> used_;
 };
 
-// The ISAs of this build that this CPU can run.
+// The ISAs of this build that this CPU can run; "cuda" where the tests run on a GPU (cuda_ops_test.cpp).
 inline std::vector<std::string> usable_isas() {
   std::vector<std::string> isas;
+#ifdef GDN_TEST_ON_CUDA
+  isas.emplace_back("cuda");
+#else
   for (const char* name : {"baseline", "neon", "avx2", "avx512"}) {
     if (gdn_set_isa(name) == GDN_OK) isas.emplace_back(name);
   }
   EXPECT_EQ(gdn_set_isa("auto"), GDN_OK);
+#endif
   return isas;
 }
 class IsaTest : public ::testing::TestWithParam<std::string> {
  protected:
+#ifdef GDN_TEST_ON_CUDA
+  void SetUp() override {
+    if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  }
+#else
   void SetUp() override { ASSERT_EQ(gdn_set_isa(GetParam().c_str()), GDN_OK) << gdn_last_error(); }
   void TearDown() override { ASSERT_EQ(gdn_set_isa("auto"), GDN_OK); }
+#endif
 };
 #define GDN_INSTANTIATE_ISAS(suite)                                                  \
   INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(gdn_test::usable_isas()), \

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT
+// Runs a call whose tensors lie on the host on the GPU instead: each stretch of host memory that the tensors cover is
+// mirrored, gaps between strided elements included, at the same distance from a 256-byte boundary and between guard bytes;
+// afterwards everything is copied back. So tests written for the CPU see what the GPU wrote and what it left alone.
+#pragma once
+#include <cuda_runtime.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "gdn/gdn.h"
+
+namespace gdn_test {
+
+inline bool has_cuda_device() {
+  static const bool found = [] {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+  }();
+  return found;
+}
+
+class DeviceTensors {
+ public:
+  // The mirror of *t; nullptr stays so. All tensors are added before run().
+  const gdn_tensor* add(const gdn_tensor* t) {
+    if (t == nullptr) return nullptr;
+    tensors_.push_back(*t);
+    return &tensors_.back();
+  }
+
+  // call() with the tensors on the device; false (and a test failure) when CUDA or the guard bytes fail.
+  template <class Call>
+  gdn_status run(const Call& call) {
+    find_ranges();
+    place();
+    for (const Range& r : ranges_) {
+      std::vector<unsigned char> bytes(static_cast<size_t>(r.size()) + 2 * kGuard, kGuardByte);
+      std::memcpy(bytes.data() + kGuard, reinterpret_cast<const void*>(r.begin), static_cast<size_t>(r.size()));
+      check(cudaMemcpy(r.device - kGuard, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+    }
+    const gdn_status status = call();
+    check(cudaDeviceSynchronize());
+    for (const Range& r : ranges_) {
+      std::vector<unsigned char> bytes(static_cast<size_t>(r.size()) + 2 * kGuard);
+      check(cudaMemcpy(bytes.data(), r.device - kGuard, bytes.size(), cudaMemcpyDeviceToHost));
+      std::memcpy(reinterpret_cast<void*>(r.begin), bytes.data() + kGuard, static_cast<size_t>(r.size()));
+      bool intact = true;
+      for (size_t i = 0; i < kGuard; ++i)
+        intact = intact && bytes[i] == kGuardByte && bytes[bytes.size() - 1 - i] == kGuardByte;
+      EXPECT_TRUE(intact) << "guard bytes around a tensor were written";
+    }
+    return status;
+  }
+
+ private:
+  static constexpr size_t kGuard = 1024;
+  static constexpr unsigned char kGuardByte = 0x5a;
+  struct Range {
+    uintptr_t begin = 0, end = 0;
+    unsigned char* device = nullptr;
+    size_t offset = 0;  // in the arena
+    int64_t size() const { return static_cast<int64_t>(end - begin); }
+  };
+
+  static int64_t bytes_of(int32_t dtype) {
+    if (dtype == GDN_I64 || dtype == GDN_F64) return 8;
+    return dtype == GDN_F32 || dtype == GDN_I32 ? 4 : dtype == GDN_U8 ? 1 : 2;
+  }
+  static void check(cudaError_t error) { ASSERT_EQ(error, cudaSuccess) << cudaGetErrorString(error); }
+
+  void find_ranges() {
+    std::vector<Range> all;
+    for (const gdn_tensor& t : tensors_) {
+      int64_t last = 0;
+      bool empty = t.data == nullptr;
+      for (int32_t i = 0; i < t.ndim; ++i) {
+        empty = empty || t.shape[i] == 0;
+        last += (t.shape[i] - 1) * t.strides[i];
+      }
+      const uintptr_t begin = reinterpret_cast<uintptr_t>(t.data);
+      if (!empty) {
+        Range r;
+        r.begin = begin;
+        r.end = begin + static_cast<uintptr_t>((last + 1) * bytes_of(t.dtype));
+        all.push_back(r);
+      }
+    }
+    std::sort(all.begin(), all.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    for (const Range& r : all) {
+      if (!ranges_.empty() && r.begin < ranges_.back().end) {
+        ranges_.back().end = std::max(ranges_.back().end, r.end);
+      } else {
+        ranges_.push_back(r);
+      }
+    }
+  }
+  void place() {
+    size_t needed = 0;
+    for (Range& r : ranges_) {
+      r.offset = needed + kGuard + r.begin % 256;
+      needed = (r.offset + static_cast<size_t>(r.size()) + kGuard + 255) / 256 * 256;
+    }
+    unsigned char* base = arena(needed);
+    for (Range& r : ranges_) r.device = base + r.offset;
+    int device = 0;
+    check(cudaGetDevice(&device));
+    for (gdn_tensor& t : tensors_) {
+      t.device_type = GDN_CUDA;
+      t.device_id = device;
+      const uintptr_t at = reinterpret_cast<uintptr_t>(t.data);
+      for (const Range& r : ranges_) {
+        if (at >= r.begin && at < r.end) t.data = r.device + (at - r.begin);
+      }
+    }
+  }
+  // Grows, is never freed: thousands of calls share it.
+  static unsigned char* arena(size_t bytes) {
+    static unsigned char* memory = nullptr;
+    static size_t size = 0;
+    if (bytes > size) {
+      check(cudaFree(memory));
+      size = std::max(bytes, size_t{64} << 20);
+      check(cudaMalloc(reinterpret_cast<void**>(&memory), size));
+    }
+    return memory;
+  }
+
+  std::deque<gdn_tensor> tensors_;  // addresses stay
+  std::vector<Range> ranges_;
+};
+
+}  // namespace gdn_test
