@@ -21,6 +21,7 @@ import torch.nn.functional as F
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "op,label,seqlens,h_k,h_v,dtype,impl,version,median_us,min_us,max_us,commit,date".split(",")
 ACCURACY_HEADER = "op,label,seqlens,h_k,h_v,impl,version,o_rel_l2,state_rel_l2,finite,reference,commit,date".split(",")
+ENERGY_HEADER = "label,seqlens,h_k,h_v,impl,version,joules_per_1000_tokens,watts,seconds,commit,date".split(",")
 D = 128
 FLUSH_BYTES = 128 << 20  # more than twice the H200's L2
 FIRST_PATTERNS = ("32768", "8192+8192+8192+8192", "8192", "2048", "+".join(["1024"] * 8), "28672+4096")
@@ -253,6 +254,28 @@ def _cuda_median_ms(call: Callable[[], Any], reps: int = 11) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
     return statistics.median(times)
+
+
+def measure_energy(runner: Runner, seconds: float) -> tuple[float, float, int]:
+    """(joules, seconds, replays) of a steady loop of at least `seconds`, by NVML's energy counter."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    measure([runner], 3, "cuda")
+    replays = max(10, int(1e6 * seconds / statistics.median(runner.times_us)))
+
+    def loop() -> None:
+        for _ in range(replays):
+            runner.run()
+        torch.cuda.synchronize()
+
+    loop()  # clocks and temperature settle
+    before, begin = pynvml.nvmlDeviceGetTotalEnergyConsumption(device), time.perf_counter()
+    loop()
+    elapsed = time.perf_counter() - begin
+    return (pynvml.nvmlDeviceGetTotalEnergyConsumption(device) - before) / 1e3, elapsed, replays
 
 
 def measure_ceilings(device: str) -> dict[str, float]:

@@ -74,7 +74,8 @@ def demangled(names: list[str]) -> dict[str, str]:
     if not names or not shutil.which("c++filt"):
         return {name: name for name in names}
     out = subprocess.run(["c++filt", "-p"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
-    return {name: re.sub(r"^void ", "", line) for name, line in zip(names, out.splitlines(), strict=True)}
+    noise = re.compile(r"^void |\bgdn::cuda::|\(anonymous namespace\)::")
+    return {name: noise.sub("", line) for name, line in zip(names, out.splitlines(), strict=True)}
 
 
 def main() -> int:
