@@ -28,6 +28,7 @@ import torch
 
 from gpu_common import (
     ACCURACY_HEADER,
+    ENERGY_HEADER,
     HEADER,
     Facts,
     Inputs,
@@ -39,6 +40,7 @@ from gpu_common import (
     make_inputs,
     measure,
     measure_ceilings,
+    measure_energy,
     ordered,
     query_gpu,
     read_shapes,
@@ -65,6 +67,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--reference", default="chunk_simt", help="libgdn's implementation that the others are compared with"
     )
     p.add_argument("--no-check", action="store_true", help="times only")
+    p.add_argument("--energy", action="store_true", help="joules per 1,000 tokens in place of times (energy.csv)")
     p.add_argument("--commit", help="commit of the measured library (default: git's)")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: tries the driver without a GPU")
     p.add_argument("--shapes", type=Path, help="another shape list")
@@ -286,6 +289,33 @@ class Driver:
         self.accuracy.save()
         self.facts.save()
 
+    def energy(self) -> None:
+        """About 3 s per shape and implementation; the clock's own noise is averaged away, the idle power is not."""
+        record = Record(self.args.out / "energy.csv", ENERGY_HEADER)
+        for shape in self.shapes:
+            x = make_inputs(shape, self.device)
+            for name in self.makers:
+                impl = self.make(name)
+                if impl is None or self.left() < 0:
+                    continue
+                joules, seconds, replays = measure_energy(Runner(impl.prepare(x), self.device), 1.5)
+                per_1000 = 1e3 * joules / replays / sum(shape.lengths)
+                record.add(
+                    label=shape.label,
+                    seqlens=shape.seqlens,
+                    h_k=shape.h_k,
+                    h_v=shape.h_v,
+                    impl=name,
+                    version=impl.version(x),
+                    joules_per_1000_tokens=f"{per_1000:.5f}",
+                    watts=f"{joules / seconds:.0f}",
+                    seconds=f"{seconds:.2f}",
+                    commit=self.commit,
+                    date=today(),
+                )
+                record.save()
+                print(f"{shape.heads:>6} {shape.seqlens[:22]:22s} {name} {per_1000:.4f} J/1000 tokens", flush=True)
+
     def profile(self) -> None:
         """One call per shape and implementation, a marker kernel (spin_kernel) before each; for ncu."""
         sections = []
@@ -311,6 +341,9 @@ class Driver:
         self.describe_machine()
         if self.args.profile:
             self.profile()
+            return 0
+        if self.args.energy:
+            self.energy()
             return 0
         if not self.args.no_check:
             self.check_reference()
