@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,13 @@ SHAPES = "label,seqlens,h_k,h_v\nA,66,1,2\nA,30+20,1,2\nB,66,2,2\nB,30+20,2,2\n"
 
 
 @pytest.fixture(autouse=True)
-def library_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver sets GDN_LIBRARY for its process."""
+def process_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The driver sets GDN_LIBRARY for its process. One torch thread: the shapes are tiny, and two pools only wait."""
     monkeypatch.setenv("GDN_LIBRARY", _capi.library_path())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def drive(folder: Path, *extra: str, peers: dict | None = None) -> int:
