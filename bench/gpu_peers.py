@@ -18,6 +18,7 @@ import argparse
 import csv
 import os
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -60,6 +61,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--heads", default="", help="only these, e.g. 16x64,16x32")
     p.add_argument("--patterns", type=int, help="only the first so many length patterns (of 19)")
     p.add_argument("--limit", action="append", default=["fla=6"], metavar="IMPL=N", help="patterns per implementation")
+    p.add_argument("--late", default="fla", help="measured when the others have all their rows (it compiles longest)")
+    p.add_argument("--warm", default="", metavar="IMPLS", help="fill their compile caches first, heads in parallel")
+    p.add_argument("--warm-child", action="store_true", help=argparse.SUPPRESS)
     p.add_argument("--redo", action="append", default=[], metavar="IMPL", help="drop its rows first")
     p.add_argument("--reps", type=int, default=15)
     p.add_argument("--budget", type=float, default=520, help="seconds; no shape is started after that")
@@ -123,6 +127,7 @@ class Driver:
         self.limits = {name: int(n) for name, _, n in (text.partition("=") for text in args.limit)}
         self.impls: dict[str, Implementation | None] = {}  # None: could not be made
         self.makers = dict(wanted_impls(args))
+        self.late = [name for name in args.late.split(",") if name in self.makers]
 
     def left(self) -> float:
         return self.args.budget - (time.time() - self.begin)
@@ -150,7 +155,8 @@ class Driver:
             impl.prepare(x)()
             synchronize(self.device)
             self.facts.set(f"import_{name}_s", f"{imported:.2f}", "s")
-            self.facts.set(f"first_call_{name}_ms", f"{1e3 * (time.time() - begin):.1f}", "ms")
+            unit = "ms (warm disk cache)" if name in self.args.warm.split(",") else "ms"
+            self.facts.set(f"first_call_{name}_ms", f"{1e3 * (time.time() - begin):.1f}", unit)
             self.impls[name] = impl
         except Exception:
             print(f"cannot run {name}:\n{traceback.format_exc()[-1500:]}", flush=True)
@@ -176,6 +182,45 @@ class Driver:
         result = call()
         synchronize(self.device)
         return result
+
+    def warm(self) -> None:
+        """A process per head configuration compiles for its own; what has no disk cache gains nothing by it."""
+        names = [
+            n for n in self.args.warm.split(",") if n in self.makers and any(n in self.missing(s) for s in self.shapes)
+        ]
+        heads = list(dict.fromkeys(s.heads for s in self.shapes if self.missing(s))) if names else []
+        begin = time.time()
+        shapes = ["--shapes", str(self.args.shapes)] if self.args.shapes else []
+        command = [
+            sys.executable,
+            __file__,
+            "--warm-child",
+            "--device",
+            self.device,
+            "--impls",
+            ",".join(names),
+            *shapes,
+        ]
+        children = [
+            subprocess.Popen([*command, "--heads", h, "--patterns", "6"], stdout=subprocess.DEVNULL) for h in heads
+        ]
+        for child in children:
+            try:
+                child.wait(timeout=max(1.0, self.left()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+        print(
+            f"warmed {', '.join(names) or 'nothing'} for {len(heads)} head counts: {time.time() - begin:.0f} s",
+            flush=True,
+        )
+
+    def run_warm_child(self) -> None:
+        for shape in self.shapes:
+            x = make_inputs(shape, self.device)
+            for name in self.makers:
+                if impl := self.make(name):
+                    impl.prepare(x)()
+                    synchronize(self.device)
 
     def describe_machine(self) -> None:
         self.library = GdnLibrary(self.args.gdn_lib)
@@ -338,6 +383,9 @@ class Driver:
             csv.writer(f, lineterminator="\n").writerows([["label", "seqlens", "h_k", "h_v", "impl"], *sections])
 
     def run(self) -> int:
+        if self.args.warm_child:
+            self.run_warm_child()
+            return 0
         self.describe_machine()
         if self.args.profile:
             self.profile()
@@ -347,14 +395,17 @@ class Driver:
             return 0
         if not self.args.no_check:
             self.check_reference()
+        if self.args.warm:
+            self.warm()
         todo = [s for s in self.shapes if self.missing(s)]
         print(f"{len(todo)} of {len(self.shapes)} shapes to measure, {self.left():.0f} s left", flush=True)
-        for shape in todo:
-            if self.left() < 0:
-                print("out of time: call again to go on", flush=True)
-                break
-            if names := self.missing(shape):
-                self.run_shape(shape, names)
+        for late in (False, True):
+            for shape in todo:
+                if self.left() < 0:
+                    print("out of time: call again to go on", flush=True)
+                    break
+                if names := [name for name in self.missing(shape) if (name in self.late) == late]:
+                    self.run_shape(shape, names)
         self.save()
         undone = sum(bool(self.missing(s)) for s in self.shapes)
         print(f"{undone} shapes left; {time.time() - self.begin:.0f} s", flush=True)

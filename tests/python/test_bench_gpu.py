@@ -103,6 +103,20 @@ def test_measures_resumes_and_redoes(tmp_path: Path) -> None:
     assert float(accuracy["fla", "66"]["o_rel_l2"]) < 1e-5
 
 
+def test_late_implementations_come_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    peers = {"fla": lambda: fake_peer([])}
+    assert drive(tmp_path, "--impls", "fla,libgdn", peers=peers) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith(("1x2", "2x2"))]
+    assert len(rows(tmp_path)) == len(lines) == 8
+    assert ["libgdn" in line for line in lines] == [True] * 4 + [False] * 4
+
+
+def test_warming_compiles_in_processes_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert drive(tmp_path, "--impls", "libgdn", "--warm", "libgdn", "--patterns", "1") == 0
+    out, err = capfd.readouterr()
+    assert "warmed libgdn for 2 head counts" in out and "Traceback" not in err
+
+
 def test_variants_run_what_they_name(tmp_path: Path) -> None:
     extra = ["--impls", "libgdn", "--variant", "loop,impl=reference_fp32", "--heads", "1x2", "--patterns", "1"]
     assert drive(tmp_path, *extra, "--variant", "capped,GDN_ISA=baseline") == 0
