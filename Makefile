@@ -4,10 +4,11 @@ SHELL  := /bin/bash
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
 PREFIX ?= /usr/local
-# CUDA backend: AUTO (if there is an nvcc), ON (installs one from wheels into build/cuda-toolkit if there is none), OFF.
-CUDA   ?= AUTO
+# CUDA backend: ON (installs nvcc from wheels into build/cuda-toolkit where there is none), OFF, AUTO (if there is an nvcc).
 # GPU architectures, e.g. "90a" or "native"; empty: all that the library supports.
-CUDA_ARCHITECTURES ?=
+GPU    := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+CUDA   ?= $(if $(GPU),ON,OFF)
+CUDA_ARCHITECTURES ?= $(if $(GPU),native)
 # A Python with a CUDA build of torch (that of .venv is for CPUs).
 GPU_PYTHON ?= python3
 VENV   := .venv
@@ -39,8 +40,9 @@ help:
 	@echo "make format | lint                      format the sources | check format and style"
 	@echo "make install [PREFIX=/usr/local]        install headers, library, CMake and pkg-config files"
 	@echo "make clean                              remove build/ (and leave .venv)"
-	@echo "Variables: PYTHON (python3 >= 3.10), JOBS (processes of the build), CUDA (AUTO, ON, OFF),"
+	@echo "Variables: PYTHON (python3 >= 3.10), JOBS (processes of the build), CUDA (ON, OFF, AUTO),"
 	@echo "           CUDA_ARCHITECTURES (e.g. 90a or native; empty: all), GPU_PYTHON (one with a CUDA build of torch)"
+	@echo "           With a GPU in this machine: ON and native, else OFF"
 
 # ---- environment
 $(STAMP)/apt-%: tools/apt_packages.txt tools/apt_install.sh
