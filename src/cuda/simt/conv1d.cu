@@ -83,7 +83,7 @@ struct ChannelThread {
 };
 
 template <class T, int kW, int kV>
-__global__ void __launch_bounds__(kThreads) conv_channels(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads, 3) conv_channels(const __grid_constant__ ConvParams p) {
   for (int64_t item = blockIdx.y; item < p.items; item += gridDim.y) {
     const ConvJob job = conv_job(p, item);
     for (int64_t c = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kV; c < p.D;
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) conv_channels(const __grid_constant_
 
 // ---- channel-first. Warp: one channel of an item; lane: kV adjacent tokens, at addresses that are multiples of 16 bytes.
 template <class T, int kW>
-__global__ void __launch_bounds__(kThreads) conv_tokens(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads, 4) conv_tokens(const __grid_constant__ ConvParams p) {
   constexpr int kV = 16 / static_cast<int>(sizeof(T));
   const int lane = static_cast<int>(threadIdx.x & 31);
   for (int64_t item = blockIdx.y; item < p.items; item += gridDim.y) {
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads) conv_tokens(const __grid_constant__ 
 }
 
 // ---- any dtype, stride and width, lanes along time: lane = token, the W - 1 inputs before by shuffles.
-__global__ void __launch_bounds__(kThreads) conv_any_tokens(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads, 4) conv_any_tokens(const __grid_constant__ ConvParams p) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   const int W = p.W;
   for (int64_t item = blockIdx.y; item < p.items; item += gridDim.y) {
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) conv_any_tokens(const __grid_constan
 }
 
 // ---- anything, lanes along channels. The inputs stand at the end of a window of kMaxW; what is before them is skipped.
-__global__ void __launch_bounds__(kThreads) conv_any(const __grid_constant__ ConvParams p) {
+__global__ void __launch_bounds__(kThreads, 2) conv_any(const __grid_constant__ ConvParams p) {
   const int W = p.W;
   for (int64_t item = blockIdx.y; item < p.items; item += gridDim.y) {
     const ConvJob job = conv_job(p, item);
