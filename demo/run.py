@@ -4,8 +4,10 @@
     python demo/run.py                                     makes the checkpoint (about 39 M parameters) and runs
     python demo/run.py --model FOLDER --text FILE          the same with a checkpoint of yours
 
-Each path runs in a process of its own, so that its peak memory is its own. Exit codes: 0 ok, 1 the greedy tokens differ
-in fp32, 2 wrong input, 3 something is missing here. Needs gdn, torch, transformers, safetensors and numpy.
+On a GPU where there is one and libgdn has its CUDA backend (--device cpu: not). Each path runs in a process of its
+own, so that its peak memory is its own: of the process on a CPU, of PyTorch's tensors on a GPU. Exit codes: 0 ok, 1 the
+greedy tokens differ in fp32, 2 wrong input, 3 something is missing here. Needs gdn, torch, transformers, safetensors
+and numpy.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ def run_path(
 
     command = [str(HERE / "worker.py"), path, "--model", str(folder), "--text", str(args.text), "--out", str(out)]
     command += ["--tokens", str(args.tokens), "--new-tokens", str(args.new_tokens), "--dtype", args.dtype]
+    command += ["--device", args.device] if args.device else []
     run_child(command, args.new_tokens + 1, path, console)
     with np.load(out) as data:
         info = json.loads(str(data["info"]))
@@ -112,7 +115,7 @@ def show(theirs: dict[str, Any], ours: dict[str, Any], result: dict[str, Any], s
         row("prefill", "prefill", _seconds),
         row("time to first token", "first_token", _seconds),
         row("decode, tokens/s", "decode_rate", lambda x: f"{x:.1f}", invert=True),
-        row("peak memory", "peak_memory", _mib),
+        row("peak GPU memory" if ours["gpu"] else "peak memory", "peak_memory", _mib),
         row("  of it above the weights", "above_weights", _mib),
         ("largest logit difference", "", f"{result['max_logit_difference']:.2e}", ""),
         ("logits, relative L2 difference", "", f"{result['logits_rel_l2']:.2e}", ""),
@@ -128,6 +131,7 @@ def show(theirs: dict[str, Any], ours: dict[str, Any], result: dict[str, Any], s
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
+    from gdn.cli.device import add_device_flag
     from gdn.cli.model_check import TEXT
 
     parser = argparse.ArgumentParser(
@@ -143,6 +147,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=("fp32", "bf16", "fp16", "auto"), default="fp32", help="weights (default fp32)"
     )
+    add_device_flag(parser)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="where the demo's own checkpoint goes")
     parser.add_argument("--tiny", action="store_true", help="a model of two seconds, for tests")
     parser.add_argument("--json", action="store_true", help="one JSON document")
@@ -177,9 +182,8 @@ def main(argv: list[str] | None = None) -> int:
     fp32 = ours["dtype"] == "float32"
     ok = result["tokens_equal"] or not fp32
     show(theirs, ours, result, args.new_tokens, console)
-    console.line(
-        f"device: {ours['device']}; {ours['threads']} threads, libgdn {ours['isa']}; tokens: {ours['tokenizer']}"
-    )
+    where = "" if ours["gpu"] else f" {ours['threads']} threads, libgdn {ours['isa']};"
+    console.line(f"device: {ours['device']};{where} tokens: {ours['tokenizer']}")
     console.line("first request of each process; the prefill is the model's forward over the prompt")
     if not result["tokens_equal"]:
         console.line(

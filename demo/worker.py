@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--new-tokens", type=int, required=True)
     parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--device", default=None)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
 
@@ -38,7 +39,8 @@ def main() -> int:
 
     import gdn
 
-    device, why = models.choose_device()
+    device, why = models.choose_device(args.device)
+    models.exact_products()
     begin = time.perf_counter()
     model = models.load_model(args.model, args.dtype, device)
     load = time.perf_counter() - begin
@@ -57,6 +59,7 @@ def main() -> int:
         "parameters": sum(p.numel() for p in model.parameters()),
         "weight_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
         "device": f"{device} ({why})",
+        "gpu": None if device == "cpu" else why,
         "threads": torch.get_num_threads(),
         "libgdn_threads": gdn.get_num_threads(),
         "isa": gdn.get_isa(),
@@ -65,7 +68,7 @@ def main() -> int:
         "first_token": result.first_token,
         "decode": result.decode,
         "calls": calls,
-        "peak_memory": torch.cuda.max_memory_allocated() if device == "cuda" else models.peak_memory(),
+        "peak_memory": models.peak_memory() if device == "cpu" else torch.cuda.max_memory_allocated(device),
     }
     np.savez(args.out, tokens=np.array(result.tokens, np.int64), logits=result.logits, info=np.array(json.dumps(info)))
     say("done")

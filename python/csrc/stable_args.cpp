@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "stable_args.h"
 
+#include <dlfcn.h>
+
 namespace gdn_torch {
 namespace {
 
@@ -48,6 +50,17 @@ std::string dtype_name(int32_t dtype) {
   throw std::invalid_argument(std::string(op) + ": argument '" + name + "': found " + found + ", expected " + expected);
 }
 
+// The shim that returns a stream lives in libtorch_cuda, which a CPU-only PyTorch does not have: linking against it
+// would take one binary per kind of PyTorch. Where CUDA tensors exist it is loaded, but outside the global scope.
+using CurrentStream = AOTITorchError (*)(int32_t device_index, void** stream);
+
+CurrentStream find_current_stream() {
+  constexpr const char* kName = "aoti_torch_get_current_cuda_stream";
+  if (void* symbol = dlsym(RTLD_DEFAULT, kName)) return reinterpret_cast<CurrentStream>(symbol);
+  void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  return library == nullptr ? nullptr : reinterpret_cast<CurrentStream>(dlsym(library, kName));
+}
+
 }  // namespace
 
 const gdn_tensor* TensorArg::fill(const char* op, bool output) {
@@ -55,10 +68,8 @@ const gdn_tensor* TensorArg::fill(const char* op, bool output) {
   int32_t device = 0, dtype = 0;
   int64_t ndim = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle_, &device));
-  if (device != shim().cpu) {
-    const bool cuda = device == shim().cuda;
-    invalid(op, name_, cuda ? "a tensor on a CUDA device" : "a tensor on device type " + std::to_string(device),
-            "a CPU tensor: this build of libgdn has no CUDA backend");
+  if (device != shim().cpu && device != shim().cuda) {
+    invalid(op, name_, "a tensor on device type " + std::to_string(device), "a CPU tensor or a CUDA tensor");
   }
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle_, &dtype));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(handle_, &ndim));
@@ -72,7 +83,10 @@ const gdn_tensor* TensorArg::fill(const char* op, bool output) {
   int64_t* strides = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle_, &sizes));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle_, &strides));
-  view_.device_type = GDN_CPU;
+  view_.device_type = device == shim().cuda ? GDN_CUDA : GDN_CPU;
+  if (view_.device_type == GDN_CUDA) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle_, &view_.device_id));
+  }
   view_.ndim = static_cast<int32_t>(ndim);
   for (int64_t i = 0; i < ndim; ++i) {
     view_.shape[i] = sizes[i];
@@ -114,7 +128,8 @@ int32_t shim_dtype(int32_t dtype) {
   }
 }
 
-AtenTensorHandle new_tensor(int32_t ndim, const int64_t* shape, const int64_t* strides, int32_t dtype, bool zero) {
+AtenTensorHandle new_tensor(const gdn_tensor& like, int32_t ndim, const int64_t* shape, const int64_t* strides,
+                            int32_t dtype, bool zero) {
   int64_t contiguous[GDN_MAX_DIMS] = {};
   if (strides == nullptr) {
     int64_t stride = 1;
@@ -125,10 +140,24 @@ AtenTensorHandle new_tensor(int32_t ndim, const int64_t* shape, const int64_t* s
     strides = contiguous;
   }
   AtenTensorHandle handle = nullptr;
+  const int32_t device = like.device_type == GDN_CUDA ? shim().cuda : shim().cpu;
   STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(ndim, shape, strides, shim_dtype(dtype), shim().cpu, 0, &handle));
+      aoti_torch_empty_strided(ndim, shape, strides, shim_dtype(dtype), device, like.device_id, &handle));
   if (zero) STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(handle));
   return handle;
+}
+
+void* current_stream(const gdn_tensor& t) {
+  if (t.device_type != GDN_CUDA) return nullptr;
+  static const CurrentStream current = find_current_stream();
+  if (current == nullptr) {
+    throw std::runtime_error(
+        "unsupported: gdn: found a CUDA tensor, but no libtorch_cuda.so with "
+        "aoti_torch_get_current_cuda_stream in this process");
+  }
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(current(t.device_id, &stream));
+  return stream;
 }
 
 void check(gdn_status status) {

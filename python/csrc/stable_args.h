@@ -67,9 +67,12 @@ class ArgReader {
 
 int32_t shim_dtype(int32_t gdn_dtype);
 
-// A new CPU tensor; strides NULL: contiguous.
-AtenTensorHandle new_tensor(int32_t ndim, const int64_t* shape, const int64_t* strides, int32_t gdn_dtype,
-                            bool zero = false);
+// A new tensor on the device of `like`; strides NULL: contiguous.
+AtenTensorHandle new_tensor(const gdn_tensor& like, int32_t ndim, const int64_t* shape, const int64_t* strides,
+                            int32_t gdn_dtype, bool zero = false);
+
+// PyTorch's current stream of the tensor's device; nullptr for a CPU tensor.
+void* current_stream(const gdn_tensor& t);
 
 // GDN_INVALID_ARGUMENT: std::invalid_argument (ValueError in Python); GDN_OUT_OF_MEMORY: std::bad_alloc (MemoryError);
 // the others: std::runtime_error with a prefix that gdn.torch turns into its own exceptions.

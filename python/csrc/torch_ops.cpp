@@ -61,6 +61,7 @@ void bind_inputs(const char* op, RuleInputs* in, gdn_rule_args* a) {
   a->A_log = in->A_log.read(op);
   a->dt_bias = in->dt_bias.read(op);
   a->cu_seqlens = in->cu_seqlens.read(op);
+  a->stream = current_stream(*a->q);
 }
 
 // Outputs are allocated before libgdn validates, so shapes that have no meaning must not reach the allocation.
@@ -74,13 +75,13 @@ AtenTensorHandle new_output(const char* op, const gdn_rule_args& a) {
   need_rank(op, "q", *a.q, 4, "[B, T, Hk, K]");
   need_rank(op, "v", *a.v, 4, "[B, T, Hv, V]");
   // Rows past cu_seqlens[N] are not libgdn's to write: a caller who gets a new tensor finds zeros there.
-  return new_tensor(4, a.v->shape, nullptr, a.v->dtype, a.cu_seqlens != nullptr);
+  return new_tensor(*a.v, 4, a.v->shape, nullptr, a.v->dtype, a.cu_seqlens != nullptr);
 }
 
 AtenTensorHandle new_final_state(const gdn_rule_args& a, bool wanted) {
   if (!wanted) {
     const int64_t none[1] = {0};
-    return new_tensor(1, none, nullptr, GDN_F32);
+    return new_tensor(*a.v, 1, none, nullptr, GDN_F32);
   }
   const bool packed = a.cu_seqlens != nullptr && a.cu_seqlens->ndim == 1 && a.cu_seqlens->shape[0] > 0;
   const int64_t n = packed ? a.cu_seqlens->shape[0] - 1 : a.q->shape[0];
@@ -88,7 +89,8 @@ AtenTensorHandle new_final_state(const gdn_rule_args& a, bool wanted) {
   const bool v_first = a.state_layout == GDN_STATE_V_FIRST;
   const int64_t shape[4] = {n, a.v->shape[2], v_first ? v : k, v_first ? k : v};
   // Null sequences (indices) have no final state: zeros.
-  return new_tensor(4, shape, nullptr, a.v->dtype == GDN_F64 ? GDN_F64 : GDN_F32, a.initial_state_indices != nullptr);
+  return new_tensor(*a.v, 4, shape, nullptr, a.v->dtype == GDN_F64 ? GDN_F64 : GDN_F32,
+                    a.initial_state_indices != nullptr);
 }
 
 template <gdn_status (*kRun)(const gdn_rule_args*), bool kChunk>
@@ -182,7 +184,7 @@ AtenTensorHandle new_conv_output(const char* op, const gdn_tensor& x, bool packe
   const int64_t d = x.shape[1], t = x.shape[2];
   const bool token_major = x.strides[1] < x.strides[2];
   const int64_t strides[3] = {d * t, token_major ? 1 : t, token_major ? d : 1};
-  return new_tensor(3, x.shape, strides, x.dtype, packed);
+  return new_tensor(x, 3, x.shape, strides, x.dtype, packed);
 }
 
 void conv1d_functional(StableIValue* stack, uint64_t, uint64_t) {
@@ -199,6 +201,7 @@ void conv1d_functional(StableIValue* stack, uint64_t, uint64_t) {
   a.null_slots = r.integer32();
 
   a.x = x.read(op);
+  a.stream = current_stream(*a.x);
   a.weight = weight.read(op);
   a.bias = bias.read(op);
   a.cu_seqlens = cu_seqlens.read(op);
@@ -211,8 +214,8 @@ void conv1d_functional(StableIValue* stack, uint64_t, uint64_t) {
   const int64_t state_shape[3] = {packed ? a.cu_seqlens->shape[0] - 1 : a.x->shape[0], a.x->shape[1],
                                   state_len > 0 ? state_len : 0};
   const int64_t none[1] = {0};
-  TensorArg final_state("final_state", state_len > 0 ? new_tensor(3, state_shape, nullptr, a.x->dtype)
-                                                     : new_tensor(1, none, nullptr, a.x->dtype));
+  TensorArg final_state("final_state", state_len > 0 ? new_tensor(*a.x, 3, state_shape, nullptr, a.x->dtype)
+                                                     : new_tensor(*a.x, 1, none, nullptr, a.x->dtype));
   if (state_len > 0) a.final_state = final_state.write(op);
   check(gdn_causal_conv1d(&a));
   stack[0] = y.release();
@@ -234,6 +237,7 @@ void conv1d_inplace(StableIValue* stack, uint64_t, uint64_t) {
   a.null_slots = r.integer32();
 
   a.x = x.read(op);
+  a.stream = current_stream(*a.x);
   a.weight = weight.read(op);
   a.bias = bias.read(op);
   a.cu_seqlens = cu_seqlens.read(op);
@@ -260,11 +264,12 @@ void gate(StableIValue* stack, uint64_t, uint64_t) {
   a.beta_form = r.integer32();
 
   a.a = a_in.read(op);
+  a.stream = current_stream(*a.a);
   a.b = b_in.read(op);
   a.A_log = A_log.read(op);
   a.dt_bias = dt_bias.read(op);
-  TensorArg g("g", new_tensor(a.a->ndim, a.a->shape, nullptr, GDN_F32));
-  TensorArg beta("beta", new_tensor(a.b->ndim, a.b->shape, nullptr, GDN_F32));
+  TensorArg g("g", new_tensor(*a.a, a.a->ndim, a.a->shape, nullptr, GDN_F32));
+  TensorArg beta("beta", new_tensor(*a.b, a.b->ndim, a.b->shape, nullptr, GDN_F32));
   a.g = g.write(op);
   a.beta = beta.write(op);
   check(gdn_gate(&a));
@@ -284,9 +289,10 @@ void rmsnorm_gated(StableIValue* stack, uint64_t, uint64_t) {
   a.round_before_weight = r.boolean();
 
   a.x = x.read(op);
+  a.stream = current_stream(*a.x);
   a.z = z.read(op);
   a.weight = weight.read(op);
-  TensorArg out("out", new_tensor(a.x->ndim, a.x->shape, nullptr, a.x->dtype));
+  TensorArg out("out", new_tensor(*a.x, a.x->ndim, a.x->shape, nullptr, a.x->dtype));
   a.out = out.write(op);
   check(gdn_rmsnorm_gated(&a));
   stack[0] = out.release();
@@ -308,6 +314,7 @@ void qk_rmsnorm_rope(StableIValue* stack, uint64_t, uint64_t) {
   a.zero_centered = r.boolean();
 
   a.q = q.read(op);
+  a.stream = current_stream(*a.q);
   a.k = k.read(op);
   a.q_weight = q_weight.read(op);
   a.k_weight = k_weight.read(op);
@@ -318,10 +325,10 @@ void qk_rmsnorm_rope(StableIValue* stack, uint64_t, uint64_t) {
   need_rank(op, "k", *a.k, 4, "[B, T, Hkv, D]");
   const int64_t q_shape[4] = {a.q->shape[0], a.q->shape[1], a.q->shape[2], a.k->shape[3]};
   const int64_t none[1] = {0};
-  TensorArg q_out("q_out", new_tensor(4, q_shape, nullptr, a.q->dtype));
-  TensorArg k_out("k_out", new_tensor(4, a.k->shape, nullptr, a.k->dtype));
-  TensorArg gate_out("gate_out", a.q_has_gate != 0 ? new_tensor(4, q_shape, nullptr, a.q->dtype)
-                                                   : new_tensor(1, none, nullptr, a.q->dtype));
+  TensorArg q_out("q_out", new_tensor(*a.q, 4, q_shape, nullptr, a.q->dtype));
+  TensorArg k_out("k_out", new_tensor(*a.k, 4, a.k->shape, nullptr, a.k->dtype));
+  TensorArg gate_out("gate_out", a.q_has_gate != 0 ? new_tensor(*a.q, 4, q_shape, nullptr, a.q->dtype)
+                                                   : new_tensor(*a.q, 1, none, nullptr, a.q->dtype));
   a.q_out = q_out.write(op);
   a.k_out = k_out.write(op);
   if (a.q_has_gate != 0) a.gate_out = gate_out.write(op);
@@ -363,8 +370,8 @@ STABLE_TORCH_LIBRARY(gdn, m) {
       "bool q_has_gate, bool zero_centered) -> (Tensor, Tensor, Tensor)");
 }
 
-// The CUDA key gets the same functions: their message says that this build has no CUDA backend, where the dispatcher's
-// own would list every backend of PyTorch.
+// The same functions for both keys: libgdn looks at the tensors' device itself, and a build without its CUDA backend
+// says so where the dispatcher's own message would list every backend of PyTorch.
 #define GDN_REGISTER(key)                                               \
   STABLE_TORCH_LIBRARY_IMPL(gdn, key, m) {                              \
     m.impl("chunk_forward", &rule_functional<gdn_chunk_forward, true>); \

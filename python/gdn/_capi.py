@@ -8,6 +8,7 @@ compiled ones.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
@@ -103,6 +104,7 @@ class RuleArgs(Structure):
         *_fields("num_threads batch_invariant", c_int32),
         ("impl", c_char_p),
         *_fields("round_qk round_beta", c_int32),
+        ("stream", c_void_p),
     )
 
 
@@ -115,6 +117,7 @@ class Conv1dArgs(Structure):
             _TENSOR,
         ),
         *_fields("activation null_slots num_threads", c_int32),
+        ("stream", c_void_p),
     )
 
 
@@ -123,6 +126,7 @@ class GateArgs(Structure):
         ("struct_size", c_size_t),
         *_fields("a b A_log dt_bias g beta", _TENSOR),
         *_fields("gate_form beta_form num_threads", c_int32),
+        ("stream", c_void_p),
     )
 
 
@@ -132,6 +136,7 @@ class RmsnormGatedArgs(Structure):
         *_fields("x z weight out", _TENSOR),
         ("eps", c_float),
         *_fields("activation gate_first zero_centered round_before_weight num_threads", c_int32),
+        ("stream", c_void_p),
     )
 
 
@@ -143,6 +148,7 @@ class QkRmsnormRopeArgs(Structure):
         ("rotary_dim", c_int32),
         ("mrope_section", c_int32 * 3),
         *_fields("q_has_gate zero_centered num_threads", c_int32),
+        ("stream", c_void_p),
     )
 
 
@@ -225,8 +231,14 @@ def explain(op: int, args: RuleArgs) -> dict[str, Any]:
 
 
 def info() -> dict[str, Any]:
-    """Version, build, CPU, ISAs and threads of the loaded library."""
+    """Version, build, CPU, ISAs, threads and GPUs of the loaded library."""
     return _json(lambda buffer, size, needed: lib.gdn_info(buffer, size, needed))
+
+
+@functools.cache
+def has_cuda() -> bool:
+    """Whether the loaded library was built with its CUDA backend (not: whether there is a GPU)."""
+    return bool(info()["build"]["cuda"])
 
 
 def version() -> str:

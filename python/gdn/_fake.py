@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Fake kernels (shapes, strides and dtypes only) of torch.ops.gdn.*, for torch.compile, torch.export and opcheck."""
+"""Fake kernels (shapes, strides, dtypes, devices) of torch.ops.gdn.*, for torch.compile, torch.export and opcheck."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from . import _capi
 V_FIRST = 1 << 5
 
 
-def _cpu(function: str, argument: str, tensor: Tensor) -> None:
-    if tensor.device.type not in ("cpu", "meta"):
-        raise _capi.InvalidArgumentError(
-            f"{function}: argument '{argument}': found a tensor on {tensor.device}, expected a CPU tensor: this build "
-            "of libgdn has no CUDA backend"
-        )
+def _device(function: str, argument: str, tensor: Tensor) -> None:
+    """The results are on the device of the inputs; a device that no kernel of this build serves is refused here too."""
+    kind = tensor.device.type
+    if kind in ("cpu", "meta") or (kind == "cuda" and _capi.has_cuda()):
+        return
+    expected = "a CPU tensor or a CUDA tensor" if _capi.has_cuda() else "a CPU tensor: this build has no CUDA backend"
+    raise _capi.InvalidArgumentError(
+        f"{function}: argument '{argument}': found a tensor on {tensor.device}, expected {expected}"
+    )
 
 
 def _num_sequences(cu_seqlens: Tensor | None, batch: int) -> int:
@@ -29,7 +32,7 @@ def _rule(function: str):
         q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, initial_state_indices, has_initial_state,
         output_final_state, scale, l2norm_eps, flags, impl,
     ):  # fmt: skip
-        _cpu(function, "q", q)
+        _device(function, "q", q)
         o = v.new_empty(v.shape)
         state_dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
         if not output_final_state:
@@ -43,14 +46,14 @@ def _rule(function: str):
 
 def _rule_inplace(function: str):
     def fake(q, k, v, *rest):
-        _cpu(function, "q", q)
+        _device(function, "q", q)
         return v.new_empty(v.shape)
 
     return fake
 
 
 def _conv_output(x: Tensor) -> Tensor:
-    _cpu("causal_conv1d", "x", x)
+    _device("causal_conv1d", "x", x)
     batch, dim, tokens = x.shape
     if x.stride(1) < x.stride(2):
         return x.new_empty((batch, tokens, dim)).transpose(1, 2)
@@ -69,12 +72,12 @@ def _conv_inplace(x, weight, bias, cu_seqlens, state, indices, final_indices, ha
 
 
 def _gate(a, b, A_log, dt_bias, gate_form, beta_form):
-    _cpu("gate", "a", a)
+    _device("gate", "a", a)
     return a.new_empty(a.shape, dtype=torch.float32), b.new_empty(b.shape, dtype=torch.float32)
 
 
 def _rmsnorm_gated(x, z, weight, eps, activation, gate_first, zero_centered, round_before_weight):
-    _cpu("rmsnorm_gated", "x", x)
+    _device("rmsnorm_gated", "x", x)
     return x.new_empty(x.shape)
 
 
@@ -82,7 +85,7 @@ def _qk_rmsnorm_rope(
     q, k, q_weight, k_weight, cos, sin, positions, eps, theta, rotary_dim, mrope_t, mrope_h, mrope_w, q_has_gate,
     zero_centered,
 ):  # fmt: skip
-    _cpu("qk_rmsnorm_rope", "q", q)
+    _device("qk_rmsnorm_rope", "q", q)
     q_shape = (*q.shape[:3], k.shape[3])
     gate = q.new_empty(q_shape if q_has_gate else (0,))
     return q.new_empty(q_shape), k.new_empty(k.shape), gate

@@ -137,7 +137,7 @@ class Views:
                 self.function,
                 argument,
                 f"an array on DLPack device type {int(device_type)}",
-                "a CPU array: this build of libgdn has no CUDA backend",
+                "a CPU array (gdn.numpy has no CUDA streams; gdn.torch takes CUDA tensors)",
             )
         capsule = array.__dlpack__()
         self._alive.append(capsule)

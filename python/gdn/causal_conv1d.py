@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Functions with the signatures of the causal-conv1d package, on libgdn. Forward only, CPU tensors."""
+"""Functions with the signatures of the causal-conv1d package, on libgdn. Forward only."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _activation(function: str, activation: str | None) -> str | None:
 def _segments(seq_idx: Tensor) -> Tensor:
     """cu_seqlens of one row ``[T]`` of seq_idx: a segment is a run of equal values."""
     change = torch.nonzero(seq_idx[1:] != seq_idx[:-1]).flatten() + 1
-    first = torch.zeros(1, dtype=torch.int64)
-    last = torch.full((1,), seq_idx.shape[0], dtype=torch.int64)
+    first = change.new_zeros(1)
+    last = change.new_full((1,), seq_idx.shape[0])
     starts = torch.cat([first, change])
     if torch.unique(seq_idx).numel() != starts.numel():
         raise _capi.UnsupportedError(
@@ -47,8 +47,7 @@ def _packed(x: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor, act
         for i in range(x.shape[0])
     ]
     y = rows[0] if len(rows) == 1 else torch.cat(rows)
-    padding = seq_idx < 0
-    return y.masked_fill_(padding.unsqueeze(1), 0) if bool(padding.any()) else y
+    return y.masked_fill_((seq_idx < 0).unsqueeze(1), 0)
 
 
 def causal_conv1d_fn(
@@ -66,7 +65,8 @@ def causal_conv1d_fn(
     Args:
         x: ``(batch, dim, seqlen)``, any strides; weight: ``(dim, width)``; bias: ``(dim,)``.
         seq_idx: ``(batch, seqlen)`` integers; tokens see only tokens of their own index, negative indices give 0.
-            Excludes initial_states and return_final_states.
+            Excludes initial_states and return_final_states. On a GPU finding the sequences waits for the device;
+            cu_seqlens of :func:`gdn.torch.causal_conv1d` does not.
         initial_states: ``(batch, dim, width - 1)``; final_states_out: the same shape, written and returned.
         activation: None, ``"silu"`` or ``"swish"``.
 
@@ -163,10 +163,11 @@ def _update_circular(
             f"causal_conv1d_update: argument 'cache_seqlens': found shape {list(cache_seqlens.shape)}, expected "
             f"[{batch}]"
         )
-    rows = torch.arange(batch) if conv_state_indices is None else conv_state_indices.long()
-    start = cache_seqlens.long().unsqueeze(1)
-    read = torch.remainder(start + torch.arange(-context, 0), state_len)
-    write = torch.remainder(start + torch.arange(tokens), state_len)
+    here = x.device
+    rows = torch.arange(batch, device=here) if conv_state_indices is None else conv_state_indices.to(here).long()
+    start = cache_seqlens.to(here).long().unsqueeze(1)
+    read = torch.remainder(start + torch.arange(-context, 0, device=here), state_len)
+    write = torch.remainder(start + torch.arange(tokens, device=here), state_len)
     initial = conv_state[rows.unsqueeze(1), :, read].transpose(1, 2) if context > 0 else None
     y, _ = ops.causal_conv1d(x, weight, bias, activation=activation, initial_state=initial)
     conv_state[rows.unsqueeze(1), :, write] = x.transpose(1, 2).to(conv_state.dtype)

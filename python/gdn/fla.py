@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Functions with the signatures of FLA 0.6.0 (``fla.ops.gated_delta_rule``), on libgdn. Forward only, CPU tensors."""
+"""Functions with the signatures of FLA 0.6.0 (``fla.ops.gated_delta_rule``), on libgdn. Forward only."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def chunk_gated_delta_rule(
         scale: None for K^-0.5.
         initial_state: ``[N, HV, K, V]`` (``[N, HV, V, K]`` with state_v_first); never modified.
         use_beta_sigmoid_in_kernel: beta holds logits; allow_neg_eigval: 2 * sigmoid.
-        cu_seqlens, cu_seqlens_cpu: ``[N + 1]`` int32/int64; the second is used when both are given.
+        cu_seqlens, cu_seqlens_cpu: ``[N + 1]`` int32/int64, the same lengths; the one on the data's device is used.
         chunk_indices: accepted and not needed.
         cp_context: not supported: refused.
         **kwargs: use_gate_in_kernel with A_log, dt_bias ``[HV]`` (g is then the raw gate input); chunk_size (accepted:
@@ -114,7 +114,7 @@ def chunk_gated_delta_rule(
         scale=scale,
         qk_l2norm=use_qk_l2norm_in_kernel,
         beta_form=_beta_form(function, use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        cu_seqlens=cu_seqlens if cu_seqlens_cpu is None else cu_seqlens_cpu,
+        cu_seqlens=cu_seqlens if cu_seqlens_cpu is None or (q.is_cuda and cu_seqlens is not None) else cu_seqlens_cpu,
         initial_state=initial_state,
         output_final_state=output_final_state,
         state_layout="v_first" if state_v_first else "k_first",

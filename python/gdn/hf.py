@@ -42,6 +42,7 @@ class _Layer:
         self.kind = kind
         self.module = module
         self.pending = 0  # q/k norms postponed to the fused rotary call
+        self.tokens = 0  # of the forward that is running
         self.options: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Layer:
@@ -148,12 +149,16 @@ def _conv_fn(
     if seq_idx is not None:
         return causal_conv1d_fn(hidden_states, weight, bias, seq_idx=seq_idx, activation=activation)
     # Packed sequences arrive under the flash-attention name; the layer passes it on to the rule as cu_seqlens.
-    cu_seqlens = kwargs.get("cu_seq_lens_q")
-    if cu_seqlens is not None and int(cu_seqlens[-1]) != hidden_states.shape[-1]:
-        raise _capi.UnsupportedError(
-            f"gdn.hf: argument 'cu_seq_lens_q': found an end of {int(cu_seqlens[-1])} for {hidden_states.shape[-1]} "
-            "columns (cached context included), expected packed sequences without a cached context"
-        )
+    cu_seqlens, columns = kwargs.get("cu_seq_lens_q"), hidden_states.shape[-1]
+    if cu_seqlens is not None:
+        # On a GPU the end of cu_seqlens cannot be read without waiting for everything before: what the layer itself
+        # was given has to do. Both tell a cached context (columns before the new tokens) apart.
+        end = layer.tokens if cu_seqlens.is_cuda else int(cu_seqlens[-1])
+        if end != columns:
+            raise _capi.UnsupportedError(
+                f"gdn.hf: argument 'cu_seq_lens_q': found an end of {end} for {columns} columns (cached context "
+                "included), expected packed sequences without a cached context"
+            )
     return ops.causal_conv1d(hidden_states, weight, bias, activation=activation, cu_seqlens=cu_seqlens)[0]
 
 
@@ -262,6 +267,9 @@ def _run_layer(layer: _Layer, original: Any, *args: Any, **kwargs: Any) -> Any:
     previous = _active()
     _current.layer = layer
     layer.pending = 0
+    hidden_states = args[0] if args else kwargs.get("hidden_states")
+    if hidden_states is not None:
+        layer.tokens = hidden_states.shape[1]
     try:
         result = original(*args, **kwargs)
         if layer.pending:
@@ -315,7 +323,7 @@ def _is_zero_centered(norm: nn.Module) -> bool:
     if weight is None or not isinstance(eps, float) or weight.dim() != 1:
         return False
     with torch.no_grad():
-        x = torch.linspace(-1, 2, weight.numel(), dtype=torch.float32).to(weight.dtype)
+        x = torch.linspace(-1, 2, weight.numel(), dtype=torch.float32).to(weight.device, weight.dtype)
         x64 = x.double()
         expected = x64 * torch.rsqrt(x64.square().mean() + eps) * (1 + weight.double())
         found = norm(x).double()
@@ -352,12 +360,13 @@ def _check_model(model: nn.Module) -> list[str]:
             f"gdn.hf.enable: argument 'model': found {type(model).__name__} without Gated DeltaNet layers, expected "
             "a model such as Qwen3.5 or Qwen3-Next"
         )
+    expected = "the CPU or a CUDA device" if _capi.has_cuda() else "the CPU: this build has no CUDA backend"
     for name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu":
-            raise _capi.UnsupportedError(
-                f"gdn.hf.enable: argument 'model': parameter {name} is on {parameter.device}, expected the CPU: this "
-                "build of libgdn has no CUDA backend"
-            )
+        if parameter.device.type == "cpu" or (parameter.is_cuda and _capi.has_cuda()):
+            continue
+        raise _capi.UnsupportedError(
+            f"gdn.hf.enable: argument 'model': parameter {name} is on {parameter.device}, expected {expected}"
+        )
     return names
 
 

@@ -139,8 +139,10 @@ class GatedDeltaNet(nn.Module):
     def new_cache(self, num_sequences: int, dtype: torch.dtype | None = None) -> GatedDeltaNetCache:
         """An empty cache for ``num_sequences``; dtype is that of conv_state (default: the layer's)."""
         c, weight = self.config, self.conv1d.weight
-        conv_state = torch.zeros(num_sequences, self.conv_dim, c.conv_kernel_size - 1, dtype=dtype or weight.dtype)
-        state = torch.zeros(num_sequences, c.num_v_heads, c.head_k_dim, c.head_v_dim, dtype=torch.float32)
+        conv_shape = (num_sequences, self.conv_dim, c.conv_kernel_size - 1)
+        conv_state = torch.zeros(conv_shape, dtype=dtype or weight.dtype, device=weight.device)
+        state_shape = (num_sequences, c.num_v_heads, c.head_k_dim, c.head_v_dim)
+        state = torch.zeros(state_shape, dtype=torch.float32, device=weight.device)
         return GatedDeltaNetCache(conv_state, state)
 
     def forward(

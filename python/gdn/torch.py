@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""The operators on torch tensors (CPU). They work under torch.compile(fullgraph=True) and allocate only their results.
+"""The operators on torch tensors. They work under torch.compile(fullgraph=True) and allocate only their results.
+
+CPU tensors, or CUDA tensors of one device where libgdn has its CUDA backend. A call on CUDA tensors is launched on
+PyTorch's current stream of their device (which need not be the current device), synchronises nothing, and can be
+captured in a CUDA graph. Index tensors (cu_seqlens and those that end in _indices, has_initial_state, num_accepted,
+positions) that are on the CPU are copied to the device of the data first, without a wait; that copy cannot be part of a
+graph, and it is the only one: every other tensor must be where the data is. Their contents are not read on the host:
+on a GPU an entry that is out of range counts as null (GDN_CHECK=1 in the environment checks them and waits).
 
 Shapes: B batch, T tokens, Hk / Hv key / value heads (Hv a multiple of Hk), K / V key / value dimension, N sequences
 (B, or len(cu_seqlens) - 1). Inputs are float32, bfloat16 or float16 in any mixture and with any strides; states are
@@ -158,6 +165,10 @@ def chunk_forward(
         _refuse_mode("chunk_forward", gate, beta_form, head_map, state_layout, null_slots)
     flags = mode | qk_l2norm << 7 | batch_invariant << 8 | round_qk << 9 | round_beta << 10
     options = (_scale("chunk_forward", scale), l2norm_eps, flags, impl)
+    if q.is_cuda:
+        cu_seqlens, initial_state_indices, has_initial_state, final_state_indices, checkpoint_indices = _to_device(
+            q, cu_seqlens, initial_state_indices, has_initial_state, final_state_indices, checkpoint_indices
+        )
     inputs = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens)
     if not inplace:
         _only_inplace("chunk_forward", final_state_indices=final_state_indices, checkpoints=checkpoints)
@@ -229,6 +240,11 @@ def recurrent(
         _refuse_mode("recurrent", gate, beta_form, head_map, state_layout, null_slots)
     flags = mode | qk_l2norm << 7 | batch_invariant << 8 | round_qk << 9 | round_beta << 10
     options = (_scale("recurrent", scale), l2norm_eps, flags, impl)
+    if q.is_cuda:
+        cu_seqlens, initial_state_indices, has_initial_state, final_state_indices = _to_device(
+            q, cu_seqlens, initial_state_indices, has_initial_state, final_state_indices
+        )
+        token_state_indices, num_accepted = _to_device(q, token_state_indices, num_accepted)
     inputs = (q, k, v, g, beta, A_log, dt_bias, cu_seqlens)
     if not inplace:
         _only_inplace(
@@ -253,6 +269,13 @@ def recurrent(
     except (RuntimeError, ValueError, MemoryError) as error:
         _translate(error)
     return o, final_state if output_final_state else None
+
+
+def _to_device(data: Tensor, *indices: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Index tensors of a call on CUDA data: those on the CPU are copied to the device, on the current stream."""
+    return tuple(
+        t.to(data.device, non_blocking=True) if t is not None and t.device.type == "cpu" else t for t in indices
+    )
 
 
 def _only_inplace(function: str, **arguments: Any) -> None:
@@ -300,6 +323,10 @@ def causal_conv1d(
         _refuse_grad("causal_conv1d", x=x, weight=weight, bias=bias, initial_state=initial_state)
     act = choice("causal_conv1d", "activation", activation, ACTIVATIONS)
     null = choice("causal_conv1d", "null_slots", null_slots, NULL_SLOTS)
+    if x.is_cuda:
+        cu_seqlens, initial_state_indices, has_initial_state, final_state_indices, num_accepted = _to_device(
+            x, cu_seqlens, initial_state_indices, has_initial_state, final_state_indices, num_accepted
+        )
     if not inplace:
         _only_inplace("causal_conv1d", final_state_indices=final_state_indices, num_accepted=num_accepted)
     elif initial_state is None:
@@ -398,6 +425,8 @@ def qk_rmsnorm_rope(
     if torch.is_grad_enabled():
         _refuse_grad("qk_rmsnorm_rope", q=q, k=k, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
     mrope_t, mrope_h, mrope_w = mrope_section
+    if q.is_cuda:
+        (positions,) = _to_device(q, positions)
     try:
         q_out, k_out, gate_out = _qk_rmsnorm_rope(
             q, k, q_weight, k_weight, cos, sin, positions, eps, theta, rotary_dim, mrope_t, mrope_h, mrope_w,

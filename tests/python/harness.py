@@ -19,6 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gdn import _capi as capi
+from gdn.cli.device import Mirror, explain_on
 from oracle.cases import DTYPES, Case, Inputs, Output, contract, draw, effective, expected, plan_slots
 
 GUARD_BYTES = 4096
@@ -166,8 +167,17 @@ def _packed(arrays: list[np.ndarray], names: list[str]) -> list[Buffer]:
 class Call:
     """One prepared call of gdn_chunk_forward or gdn_recurrent."""
 
-    def __init__(self, case: Case, x: Inputs, op: str, impl: str | None = None, num_threads: int = 0) -> None:
+    def __init__(
+        self,
+        case: Case,
+        x: Inputs,
+        op: str,
+        impl: str | None = None,
+        num_threads: int = 0,
+        device: int | None = None,
+    ) -> None:
         self.case, self.x, self.op = case, x, op
+        self.device = device  # number of a GPU: the call runs there, on copies of all buffers with their guards
         self.inputs: dict[str, Buffer] = {}
         self.outputs: dict[str, Buffer] = {}
         self.args = capi.RuleArgs()
@@ -276,11 +286,21 @@ class Call:
             self._index("checkpoint_indices", case.checkpoint_rows)
 
     def explain(self) -> dict[str, Any]:
-        return capi.explain(OPS[self.op], self.args)
+        return explain_on(self.device, OPS[self.op], self.args)
+
+    def mirror(self) -> Mirror:
+        """All buffers on the GPU, guards included."""
+        raws = [buffer.raw for buffer in (*self.inputs.values(), *self.outputs.values())]
+        return Mirror(self.args, self.device, [(raw.ctypes.data, raw.size) for raw in raws])
 
     def run(self) -> None:
         function = capi.lib.gdn_chunk_forward if self.op == "chunk_forward" else capi.lib.gdn_recurrent
-        capi.check(function(ctypes.byref(self.args)))
+        if self.device is None:
+            capi.check(function(ctypes.byref(self.args)))
+            return
+        mirror = self.mirror()
+        mirror.call(function)
+        mirror.download()
 
     def run_checked(self, want: dict[str, Output]) -> None:
         """Runs; then everything that the contract leaves alone must have its old bits."""
@@ -352,10 +372,10 @@ def loop_errors(case: Case, x: Inputs, want: dict[str, Output]) -> dict[str, flo
     }
 
 
-def run_case(case: Case, op: str, impl: str | None = None, num_threads: int = 0) -> Result:
+def run_case(case: Case, op: str, impl: str | None = None, num_threads: int = 0, device: int | None = None) -> Result:
     """Runs a case once and asserts its whole contract."""
     x, want = inputs_and_oracle(case)
-    call = Call(case, x, op, impl, num_threads)
+    call = Call(case, x, op, impl, num_threads, device)
     plan = call.explain()
     call.run_checked(want)
     where = f"{case.id} ({op}, {plan['impl']})"
@@ -384,13 +404,13 @@ def run_case(case: Case, op: str, impl: str | None = None, num_threads: int = 0)
         if slots.null[n] and np.any(o[b, begin : begin + length] != 0):
             problems.append(f"{where}: o rows of null sequence {n} are not zero")
     assert not problems, "\n".join(problems)
-    return Result(errors, bounds, plan["impl"], plan["isa"], values)
+    return Result(errors, bounds, plan["impl"], plan.get("isa", ""), values)
 
 
-def implementations(case: Case, op: str) -> list[str]:
+def implementations(case: Case, op: str, device: int | None = None) -> list[str]:
     """Names of the implementations that accept a case on this machine."""
     x, _ = inputs_and_oracle(case)
-    candidates = Call(case, x, op).explain()["candidates"]
+    candidates = Call(case, x, op, device=device).explain()["candidates"]
     return [c["impl"] for c in candidates if c["accepted"]]
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import gdn
+from gdn import _capi
 from gdn.cli import bench, check, main, oracle
 from gdn.cli.calls import integers
 from gdn.cli.cases import draw, load
@@ -236,8 +237,8 @@ def test_verify_sees_damage(monkeypatch: pytest.MonkeyPatch, damage: str) -> Non
     case = next(c for c in load()[0] if c.id == "pool_two_tensors")
     invoke = check._invoke
 
-    def damaged(call: Any, op: str) -> None:
-        invoke(call, op)
+    def damaged(call: Any, op: str, device: int | None = None) -> None:
+        invoke(call, op, device)
         final = call.outputs["final"]
         if final.dtype == np.float32:  # the fast path's, not the oracle's
             slot = 4 if damage != "stray" else 5  # slot 5 is nobody's
@@ -445,3 +446,16 @@ def test_verify_model_without_gdn_layers(capsys: Any, tmp_path: Path) -> None:
     transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**sizes, **heads)).save_pretrained(tmp_path)
     code, _, err = run(capsys, "verify", "--model", tmp_path, *SHORT)
     assert code == 2 and "no Gated DeltaNet layer" in err
+
+
+def test_device_flag(capsys: Any) -> None:
+    """--device names what it cannot have; a build without its CUDA backend says so."""
+    for command in ("plan", "bench", "verify"):
+        assert main([command, "--device", "gpu"]) == 2
+        assert "argument '--device': found 'gpu', expected cpu, cuda or cuda:N" in capsys.readouterr().err
+    assert main(["plan", "--device", "cpu"]) == 0
+    capsys.readouterr()
+    for command in ("bench", "verify"):
+        assert main([command, "--device", "cuda:63"]) == 3
+        err = capsys.readouterr().err
+        assert ("no CUDA backend" if not _capi.has_cuda() else "expected device 63") in err

@@ -92,8 +92,8 @@ def stub(module: ModuleType, monkeypatch: pytest.MonkeyPatch, tokens: list[int],
     """The demo without its child processes: libgdn's path gives `tokens`, Transformers' gives 1, 2, 3."""
     logits = np.eye(3, 8, 1, np.float32)
     info = {"model": "M", "parameters": 1, "dtype": dtype, "prompt_tokens": 4, "weight_bytes": 1, "peak_memory": 2}
-    info |= {"prefill": 1.0, "first_token": 1.0, "decode": 1.0, "device": "cpu", "threads": 1, "isa": "any"}
-    info |= {"tokenizer": "bytes"}
+    info |= {"prefill": 1.0, "first_token": 1.0, "decode": 1.0, "device": "cpu", "gpu": None, "threads": 1}
+    info |= {"isa": "any", "tokenizer": "bytes"}
 
     def run_path(path: str, *args: Any) -> tuple[Generation, dict[str, Any]]:
         return Generation(tokens if path == "libgdn" else [1, 2, 3], logits, 1.0, 1.0, 1.0), dict(info)

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gdn
 import gdn.torch as ops
+from gdn import _capi
 from torch_formulas import inputs
 
 NONE = (None, None, None)
@@ -134,8 +135,13 @@ def test_fake_kernels_match() -> None:
                 assert (real.shape, real.stride(), real.dtype) == (fake.shape, fake.stride(), fake.dtype)
 
 
-def test_cuda_tensors_are_refused_by_name() -> None:
+def test_fake_results_are_on_the_device_of_the_inputs() -> None:
+    """A build without the CUDA backend refuses by name instead."""
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        q = torch.empty(1, 4, 2, 16, device="cuda")
-        with pytest.raises(gdn.InvalidArgumentError, match="'q'.*cuda.*this build of libgdn has no CUDA backend"):
-            ops.chunk_forward(q, q, q)
+        q = torch.empty(1, 4, 2, 16, device="cuda:1")
+        if _capi.has_cuda():
+            o, state = ops.chunk_forward(q, q, q, output_final_state=True)
+            assert o.device == state.device == q.device
+        else:
+            with pytest.raises(gdn.InvalidArgumentError, match="'q'.*cuda.*this build has no CUDA backend"):
+                ops.chunk_forward(q, q, q)

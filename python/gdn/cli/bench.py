@@ -5,6 +5,9 @@ Each call is warmed up, then timed; median, smallest and largest are given. Buff
 cache, as the layers of a model do (--warm-cache: one set). The limits are measured in the same run: the fp32
 multiply-add peak of the instruction set in use (6 K V FLOP per token and value head are counted for the delta rule) and
 the rate of a memory copy (bytes that must be read and written).
+
+With --device cuda a call is the replay of a captured graph, its launch included, with the L2 cache flushed before each
+(--warm-cache: not); the limits are those of a bf16 matrix product and of a device copy.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 
 from .. import _capi
 from .console import Console, UsageError, need
+from .device import Timer, add_device_flag, device_id
 from .plan import add_shape_flags, lengths
 
 OPERATORS = ("chunk_forward", "recurrent", "conv1d", "gate", "rmsnorm_gated", "qk_rmsnorm_rope")
@@ -57,6 +61,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
         "--warm-cache", action="store_true", help="one set of buffers: everything that fits stays in cache"
     )
     parser.add_argument("--csv", metavar="FILE", help="append records to FILE ('-': standard output)")
+    add_device_flag(parser)
     add_shape_flags(parser)
     parser.set_defaults(run=run)
 
@@ -117,26 +122,35 @@ def run(args: argparse.Namespace, console: Console) -> int:
             raise UsageError(f"bench: argument '{name}': found {getattr(args, name)}, expected 1 or more")
     shapes = _shapes(args)
     records = []
-    maker = Maker(
-        args, lambda size: 1 if args.warm_cache else max(1, min(_MAX_SETS, int(_ROTATE_BYTES / max(size, 1))))
-    )
+    device = device_id(args)
+    timer = None if device is None else Timer(device)
+    rotate = device is None and not args.warm_cache
+    maker = Maker(args, lambda size: max(1, min(_MAX_SETS, int(_ROTATE_BYTES / max(size, 1)))) if rotate else 1, device)
     with console.progress(len(shapes) + 1, "bench") as progress:
         progress.step("measuring the machine's limits", advance=0)
-        fma_gflops, copy_gb = _capi.measure_peak(args.threads)
+        if timer is None:
+            gflops, copy_gb = _capi.measure_peak(args.threads)
+        else:
+            tflops, copy_gb = timer.limits()
+            gflops = 1e3 * tflops
         progress.step()
         for op, label, B, T, lens in shapes:
             progress.step(f"{op}, {label}", advance=0)
             make = getattr(maker, op, None)
             work = maker.rule(op, label, B, T, lens) if make is None else make(label, B, T)
-            records.append(_record(work, measure(work.calls, args.seconds, args.reps), fma_gflops, copy_gb))
+            if timer is None:
+                samples = measure(work.calls, args.seconds, args.reps)
+            else:
+                samples = timer.measure(work.calls[0], args.seconds, args.reps, flush=not args.warm_cache)
+            records.append(_record(work, samples, gflops, copy_gb))
             progress.step()
-    _show(records, fma_gflops, copy_gb, console, args)
+    _show(records, gflops, copy_gb, console, args)
     if args.csv:
         _write_csv(args.csv, records)
     return 0
 
 
-def _record(work: Any, samples: list[float], fma_gflops: float, copy_gb: float) -> dict[str, Any]:
+def _record(work: Any, samples: list[float], peak_gflops: float, copy_gb: float) -> dict[str, Any]:
     median = statistics.median(samples)
     info = _capi.info()
     return {
@@ -159,37 +173,45 @@ def _record(work: Any, samples: list[float], fma_gflops: float, copy_gb: float) 
         "us_per_token_head": median * 1e6 / max(work.tokens * work.heads, 1),
         "gflops": work.flop / median / 1e9,
         "gb_per_s": work.bytes / median / 1e9,
-        "share_of_fma_peak": work.flop / median / 1e9 / fma_gflops,
+        "share_of_peak": work.flop / median / 1e9 / peak_gflops,
         "share_of_copy_rate": work.bytes / median / 1e9 / copy_gb,
     }
 
 
-def _show(records: list[dict[str, Any]], fma: float, copy: float, console: Console, args: argparse.Namespace) -> None:
-    info = _capi.info()
+def _show(records: list[dict[str, Any]], peak: float, copy: float, console: Console, args: argparse.Namespace) -> None:
+    info, device = _capi.info(), device_id(args)
     threads = args.threads or info["threads"]
-    to_stdout = args.csv == "-"
+    gpu = None if device is None else need("torch", "--device cuda").cuda.get_device_name(device)
+    # A CPU's FLOP/s in GFLOP/s beside its multiply-add peak, a GPU's in TFLOP/s beside its matrix product.
+    unit, scale, of_peak = ("GFLOP/s", 1.0, "of FMA peak") if gpu is None else ("TFLOP/s", 1e3, "of matmul")
     rows = []
     for r in records:
         flop = r["gflops"] > 0
         rows.append(
             (
                 r["op"], r["label"], r["dtype"], r["kernel"], f"{r['median_us']:.1f}", f"{r['min_us']:.1f}",
-                f"{r['max_us']:.1f}", f"{r['us_per_token_head']:.3g}", f"{r['gflops']:.1f}" if flop else "-",
-                f"{100 * r['share_of_fma_peak']:.0f} %" if flop else "-", f"{r['gb_per_s']:.1f}",
+                f"{r['max_us']:.1f}", f"{r['us_per_token_head']:.3g}", f"{r['gflops'] / scale:.1f}" if flop else "-",
+                f"{100 * r['share_of_peak']:.0f} %" if flop else "-", f"{r['gb_per_s']:.1f}",
                 f"{100 * r['share_of_copy_rate']:.0f} %",
             )
         )  # fmt: skip
-    if not to_stdout:
+    if args.csv != "-":
         header = (
-            "operator", "label", "dtype", "kernel", "median us", "min", "max", "us/token/head", "GFLOP/s",
-            "of FMA peak", "GB/s", "of copy rate",
+            "operator", "label", "dtype", "kernel", "median us", "min", "max", "us/token/head", unit, of_peak, "GB/s",
+            "of copy rate",
         )  # fmt: skip
-        console.table(header, rows, f"{info['cpu']}, {threads} threads, {info['isa']['active']}", left=4)
-        console.line(f"measured in this run: fp32 multiply-add peak {fma:.1f} GFLOP/s, memory copy {copy:.1f} GB/s")
-        if not args.warm_cache:
+        title = gpu or f"{info['cpu']}, {threads} threads, {info['isa']['active']}"
+        console.table(header, rows, title, left=4)
+        kind = "fp32 multiply-add peak" if gpu is None else "bf16 matrix product"
+        console.line(f"measured in this run: {kind} {peak / scale:.1f} {unit}, memory copy {copy:.1f} GB/s")
+        if gpu is None and not args.warm_cache:
             console.line("small shapes rotate over more buffers than the caches hold; --warm-cache keeps one set")
-    peak = {"fma_gflops": fma, "copy_gb_per_s": copy}
-    console.document({"machine": info, "threads": threads, "peak": peak, "records": records})
+        if gpu is not None:
+            console.line(f"replays of a captured graph, L2 {'kept' if args.warm_cache else 'flushed'} before each")
+    limits = {"fma_gflops" if gpu is None else "matmul_gflops": peak, "copy_gb_per_s": copy}
+    device_name = "cpu" if gpu is None else gpu
+    document = {"machine": info, "device": device_name, "threads": threads, "peak": limits, "records": records}
+    console.document(document)
 
 
 def _write_csv(target: str, records: list[dict[str, Any]]) -> None:

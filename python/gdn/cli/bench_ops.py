@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import _capi
 from .calls import OPS, Struct, numpy_type
+from .device import Mirror, explain_on
 from .plan import rule_forms
 
 # Qwen3.5's attention layers, for qk_rmsnorm_rope.
@@ -38,7 +39,10 @@ class Workload:
     calls: list[Callable[[], None]] = field(default_factory=list)
 
 
-def _caller(function: Any, struct: Struct) -> Callable[[], None]:
+def _caller(function: Any, struct: Struct, device: int | None) -> Callable[[], None]:
+    if device is not None:
+        mirror = Mirror(struct.args, device)
+        return lambda: mirror.call(function)
     reference = ctypes.byref(struct.args)
 
     def call(struct: Struct = struct) -> None:  # the default keeps the arrays alive
@@ -48,10 +52,11 @@ def _caller(function: Any, struct: Struct) -> Callable[[], None]:
 
 
 class Maker:
-    """Makes workloads of one set of flags. copies(bytes) is how many sets of buffers a call rotates over."""
+    """Makes workloads of one set of flags. copies(bytes) is how many sets of buffers a call rotates over; device is the
+    number of a GPU, None for the CPU."""
 
-    def __init__(self, args: argparse.Namespace, copies: Callable[[float], int]) -> None:
-        self.args, self._copies = args, copies
+    def __init__(self, args: argparse.Namespace, copies: Callable[[float], int], device: int | None = None) -> None:
+        self.args, self._copies, self._device = args, copies, device
         self._rng = np.random.default_rng(1)
         self._type = numpy_type(args.dtype)
 
@@ -61,7 +66,7 @@ class Maker:
 
     def _fill(self, workload: Workload, function: Any, make: Callable[[], Struct]) -> Workload:
         for _ in range(self._copies(workload.bytes)):
-            workload.calls.append(_caller(function, make()))
+            workload.calls.append(_caller(function, make(), self._device))
         return workload
 
     def rule(self, op: str, label: str, B: int, T: int, lens: list[int] | None) -> Workload:
@@ -87,7 +92,7 @@ class Maker:
         tokens = B * T if lens is None else sum(lens)
         state_bytes = 2 * count * a.hv * a.K * a.V * state_type.itemsize
         io = q.nbytes + k.nbytes + 2 * v.nbytes + g.nbytes + beta.nbytes
-        plan = _capi.explain(OPS[op], make().args)
+        plan = explain_on(self._device, OPS[op], make().args)
         if plan.get("impl") is None:
             raise _capi.UnsupportedError(plan["error"])
         workload = Workload(
@@ -168,9 +173,8 @@ class Maker:
     def _memory_bound(self, op: str, label: str, B: int, T: int, num_bytes: float) -> Workload:
         a = self.args
         seqlens = _seqlens(op, B, T, None)
-        return Workload(
-            op, label, seqlens, a.hk, a.hv, a.dtype, B * T, a.hv, 0.0, float(num_bytes), f"{op}_{_capi.get_isa()}"
-        )
+        kernel = f"{op}_{_capi.get_isa()}" if self._device is None else f"{op}_cuda"
+        return Workload(op, label, seqlens, a.hk, a.hv, a.dtype, B * T, a.hv, 0.0, float(num_bytes), kernel)
 
 
 def _seqlens(op: str, B: int, T: int, lens: list[int] | None) -> str:

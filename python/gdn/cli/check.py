@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from .. import _capi
 from . import oracle
 from .calls import OPS
 from .cases import Call, Case, Inputs, prepare
+from .device import explain_on, run_on
 
 # Axes of an output that select what is written as one: a token's row, a slot, a snapshot.
 _LEADING = {"o": 2, "final": 1, "checkpoints": 1, "snapshots": 2}
@@ -60,9 +60,9 @@ def describe_worst(found: np.ndarray, expected: np.ndarray) -> str:
     return f"worst at {[int(i) for i in at]}: found {found[at]:.9g}, expected {expected[at]:.9g}"
 
 
-def _invoke(call: Call, op: str) -> None:
+def _invoke(call: Call, op: str, device: int | None = None) -> None:
     function = _capi.lib.gdn_chunk_forward if op == "chunk_forward" else _capi.lib.gdn_recurrent
-    _capi.check(function(ctypes.byref(call.struct.args)))
+    run_on(device, function, call.struct.args)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -122,16 +122,20 @@ def run_case(
     contracts: dict[str, dict[str, float]],
     impl: str | None = None,
     independent: bool = False,
+    device: int | None = None,
 ) -> Result:
-    """Runs one case through one operator and compares everything that it writes, and everything it must not."""
+    """Runs one case through one operator and compares everything that it writes, and everything it must not.
+
+    device: number of the GPU that it runs on; the oracle always is the CPU's.
+    """
     want, written = run_oracle(case, x, op)
     problems = _independent_problems(case, x, want, written) if independent and oracle.covers(case) else []
     call = prepare(case, x, impl)
-    plan = _capi.explain(OPS[op], call.struct.args)
+    plan = explain_on(device, OPS[op], call.struct.args)
     if plan.get("impl") is None:
         return Result(case.id, op, "-", {}, {}, [f"refused: {plan['error']}"])
     before = {name: a.copy() for name, a in call.outputs.items()}
-    _invoke(call, op)
+    _invoke(call, op, device)
     contract = contracts[case.contract]
     loop = _loop_outputs(case, x, op) if "loop_ratio" in contract else {}
     errors, bounds = {}, {}

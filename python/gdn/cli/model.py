@@ -231,17 +231,32 @@ def compare_generations(found: Generation, expected: Generation) -> dict[str, An
     }
 
 
-def choose_device() -> tuple[str, str]:
-    """("cuda" or "cpu", why): a GPU only where torch sees one and this libgdn has the CUDA backend."""
+def choose_device(wanted: str | None = None) -> tuple[str, str]:
+    """("cuda:N" or "cpu", why). wanted: cpu, cuda or cuda:N, refused where it cannot be had; None: a GPU where torch
+    sees one and this libgdn has the CUDA backend."""
     from .. import _capi
+    from .device import parse_device, require
 
     torch = need("torch", "--model")
-    gpu, backend = torch.cuda.is_available(), bool(_capi.info()["build"]["cuda"])
+    if wanted is not None:
+        number = parse_device(wanted)
+        if number is None:
+            return "cpu", "asked for"
+        require(number)
+        return f"cuda:{number}", torch.cuda.get_device_name(number)
+    gpu, backend = torch.cuda.is_available(), _capi.has_cuda()
     if gpu and backend:
-        return "cuda", torch.cuda.get_device_name(0)
+        return "cuda:0", torch.cuda.get_device_name(0)
     if gpu:
         return "cpu", "there is a GPU, but this libgdn was built without its CUDA backend"
     return "cpu", "no CUDA GPU" + ("" if backend else "; this libgdn was built without its CUDA backend")
+
+
+def exact_products() -> None:
+    """fp32 matrix products in fp32: TF32 keeps 10 bits, and comparisons of fp32 paths would only measure that."""
+    torch = need("torch", "--model")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def enable(model: Any) -> None:

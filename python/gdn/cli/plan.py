@@ -10,6 +10,7 @@ from typing import Any
 from .. import _capi
 from .calls import OP_NAMES, OPS, Struct, integers, tensor_shape
 from .console import Console, UsageError
+from .device import add_device_flag, device_id, explain_on
 
 _FLOATS = ("fp32", "bf16", "fp16", "fp64")
 
@@ -97,6 +98,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--op", choices=tuple(OP_NAMES), default="chunk", help="chunk (prefill) or recurrent (decode)")
     parser.add_argument("--explain", action="store_true", help="list every implementation with its reason to refuse")
+    add_device_flag(parser)
     add_shape_flags(parser)
     parser.set_defaults(run=run)
 
@@ -104,7 +106,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, console: Console) -> int:
     op = OP_NAMES[args.op]
     struct = rule_struct(args, op)
-    plan = _capi.explain(OPS[op], struct.args)
+    plan = explain_on(device_id(args), OPS[op], struct.args)
     accepted = plan.get("impl") is not None
     if accepted:
         shown = ("op", "impl", "isa", "threads", "work_items", "panel_v", "block_tokens", "scratch_bytes")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .console import Console, UsageError, need
+from .device import add_device_flag, device_id, require
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -29,6 +30,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tol", type=float, default=1e-3, help="relative L2 error that files or a model may have (default 1e-3)"
     )
+    add_device_flag(parser)
     group = parser.add_argument_group("cases")
     group.add_argument("--cases", type=Path, metavar="FILE", help="a case list of your own")
     group.add_argument(
@@ -72,6 +74,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
         return compare.run(args, console)
     need("numpy", "gdn verify")
+    gpu = device_id(args)
+    if gpu is not None:
+        torch = require(gpu)
+        console.line(f"device: {torch.cuda.get_device_name(gpu)}")
     return _cases(args, console)
 
 
@@ -111,7 +117,7 @@ def _run_all(
             x = draw(case, args.seed)
             for op in ops:
                 progress.step(f"{case.id} ({op})", advance=0)
-                result = run_case(case, x, op, contracts, args.impl, args.independent)
+                result = run_case(case, x, op, contracts, args.impl, args.independent, device_id(args))
                 # With --impl a refusal is that implementation's right; without it every case must run.
                 (refused if args.impl and result.impl == "-" else results).append(result)
                 progress.step()
