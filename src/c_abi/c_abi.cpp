@@ -12,6 +12,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/parallel.h"
 #include "cpu/rule.h"
+#include "cuda/cuda.h"
 #include "gdn/gdn.h"
 
 namespace gdn {
@@ -46,13 +47,16 @@ gdn_status guarded(const char* function, F&& body) noexcept {
 }
 
 // Nothing to write: no token in any sequence, and no state that a sequence without tokens would still get.
+// On the device only shapes tell: a sequence without tokens still gets its final state.
 bool is_empty(const RuleProblem& p) {
+  if (p.on_cuda()) return p.N == 0 || (p.T == 0 && !p.final_state.present());
   for (const Sequence& seq : p.seqs) {
     if (seq.len > 0 || seq.write_slot >= 0) return false;
   }
   return true;
 }
 bool is_empty(const ConvProblem& p) {
+  if (p.on_cuda()) return p.N == 0 || (p.T == 0 && !p.final_state.present());
   for (const Sequence& seq : p.seqs) {
     if (seq.len > 0 || seq.write_slot >= 0) return false;
   }
@@ -79,12 +83,25 @@ gdn_status run_rule(int32_t op, const char* function, const gdn_rule_args* args)
   });
 }
 
+template <class Problem>
+struct Runs {
+  Status (*on_cpu)(const Problem&);
+  Status (*on_cuda)(const Problem&);
+};
+#if defined(GDN_HAVE_CUDA)
+#define GDN_RUNS(name) \
+  { gdn::cpu::name, gdn::cuda::name }
+#else
+#define GDN_RUNS(name) \
+  { gdn::cpu::name, nullptr }  // validation refuses CUDA tensors
+#endif
+
 template <class Args, class Problem>
-gdn_status run_op(const char* function, const Args* args, Problem* problem, Status (*run)(const Problem&)) {
+gdn_status run_op(const char* function, const Args* args, Problem* problem, const Runs<Problem>& runs) {
   return guarded(function, [&] {
     Status status = validate(args, problem);
     if (!status.ok() || is_empty(*problem)) return status;
-    return run(*problem);
+    return problem->on_cuda() ? runs.on_cuda(*problem) : runs.on_cpu(*problem);
   });
 }
 
@@ -144,22 +161,22 @@ gdn_status gdn_chunk_forward(const gdn_rule_args* args) {
 gdn_status gdn_recurrent(const gdn_rule_args* args) { return gdn::run_rule(GDN_OP_RECURRENT, "recurrent", args); }
 
 gdn_status gdn_causal_conv1d(const gdn_conv1d_args* args) {
-  return gdn::run_op("causal_conv1d", args, &gdn::tl_conv, gdn::cpu::run_conv1d);
+  return gdn::run_op("causal_conv1d", args, &gdn::tl_conv, gdn::Runs<gdn::ConvProblem> GDN_RUNS(run_conv1d));
 }
 
 gdn_status gdn_gate(const gdn_gate_args* args) {
   gdn::GateProblem problem;
-  return gdn::run_op("gate", args, &problem, gdn::cpu::run_gate);
+  return gdn::run_op("gate", args, &problem, gdn::Runs<gdn::GateProblem> GDN_RUNS(run_gate));
 }
 
 gdn_status gdn_rmsnorm_gated(const gdn_rmsnorm_gated_args* args) {
   gdn::NormProblem problem;
-  return gdn::run_op("rmsnorm_gated", args, &problem, gdn::cpu::run_norm);
+  return gdn::run_op("rmsnorm_gated", args, &problem, gdn::Runs<gdn::NormProblem> GDN_RUNS(run_norm));
 }
 
 gdn_status gdn_qk_rmsnorm_rope(const gdn_qk_rmsnorm_rope_args* args) {
   gdn::RopeProblem problem;
-  return gdn::run_op("qk_rmsnorm_rope", args, &problem, gdn::cpu::run_rope);
+  return gdn::run_op("qk_rmsnorm_rope", args, &problem, gdn::Runs<gdn::RopeProblem> GDN_RUNS(run_rope));
 }
 
 gdn_status gdn_explain(int32_t op, const gdn_rule_args* args, char* json, size_t size, size_t* needed) {

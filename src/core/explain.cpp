@@ -10,6 +10,7 @@
 #include "core/validate.h"
 #include "cpu/dispatch.h"
 #include "cpu/parallel.h"
+#include "cuda/cuda.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -91,13 +92,32 @@ std::string problem_json(const RuleProblem& p) {
     nulls += seq.is_null ? 1 : 0;
   }
   Json json = Json::object();
-  json.number("sequences", p.N).number("tokens", tokens).number("longest_sequence", longest);
-  json.number("null_sequences", nulls);
+  json.text("device", p.on_cuda() ? "cuda:" + std::to_string(p.device_id) : "cpu").number("sequences", p.N);
+  if (p.on_cuda()) {
+    json.number("tokens", p.B * p.T);  // room: the lengths lie on the device
+    if (!p.cu_seqlens.present()) json.number("longest_sequence", p.T);
+  } else {
+    json.number("tokens", tokens).number("longest_sequence", longest).number("null_sequences", nulls);
+  }
   json.number("key_heads", p.Hk).number("value_heads", p.Hv).number("key_dim", p.K).number("value_dim", p.V);
   json.text("q_dtype", dtype_name(p.q)).text("v_dtype", dtype_name(p.v)).text("o_dtype", dtype_name(p.o));
   json.text("initial_state_dtype", dtype_name(p.initial_state)).text("final_state_dtype", dtype_name(p.final_state));
   json.real("scale", p.scale).boolean("batch_invariant", p.batch_invariant);
   return json.str();
+}
+
+std::string cuda_devices_json() {
+  Json devices = Json::array();
+  for (int32_t id = 0; id < cuda::device_count(); ++id) {
+    const cuda::DeviceInfo info = cuda::device_info(id);
+    Json device = Json::object();
+    device.number("id", id).text("name", info.name).number("major", info.major).number("minor", info.minor);
+    device.number("sms", info.sms).number("clock_khz", info.clock_khz).number("memory_bytes", info.memory_bytes);
+    device.number("l2_bytes", info.l2_bytes).number("smem_per_block", info.smem_per_block);
+    device.boolean("usable", info.has_code).text("bad_metadata", cuda::error_flags_text(cuda::error_flags(id)));
+    devices.raw(nullptr, device.str());
+  }
+  return devices.str();
 }
 
 std::string cpu_name() {
@@ -163,7 +183,7 @@ Status explain(int32_t op, const gdn_rule_args* args, std::string* out) {
   json.raw("problem", problem_json(problem));
   Json candidates = Json::array();
   for (const Implementation& candidate : implementations()) {
-    if (candidate.op != op) continue;
+    if (!is_candidate(candidate, problem)) continue;
     const char* reason = candidate.refuses(problem);
     Json entry = Json::object();
     entry.text("impl", candidate.name).text("isa", candidate.isa).boolean("accepted", reason == nullptr);
@@ -188,7 +208,8 @@ void describe_library(std::string* out) {
     if (cpu::isa_usable(isa)) usable.raw(nullptr, name);
   }
   Json build = Json::object();
-  build.text("compiler", compiler_name()).text("git", GDN_GIT_COMMIT).boolean("cuda", false);
+  build.text("compiler", compiler_name()).text("git", GDN_GIT_COMMIT).boolean("cuda", cuda::kBuilt);
+  build.text("cuda_architectures", cuda::architectures());
 #if defined(NDEBUG)
   build.boolean("assertions", false);
 #else
@@ -199,7 +220,8 @@ void describe_library(std::string* out) {
   Json json = Json::object();
   json.text("version", GDN_VERSION_STRING).number("abi", GDN_ABI_VERSION).raw("build", build.str());
   json.text("cpu", cpu_name()).number("cores", static_cast<int64_t>(std::thread::hardware_concurrency()));
-  json.raw("isa", isas.str()).number("threads", cpu::effective_threads(0)).raw("cuda_devices", "[]");
+  json.raw("isa", isas.str()).number("threads", cpu::effective_threads(0)).raw("cuda_devices", cuda_devices_json());
+  if (cuda::kBuilt && cuda::device_count() == 0) json.text("cuda_unavailable", cuda::no_device_reason());
   *out = json.str();
 }
 

@@ -4,6 +4,10 @@
 #include <cstring>
 
 #include "cpu/rule.h"
+#include "cuda/cuda.h"
+#if defined(GDN_HAVE_CUDA_SM90)
+#include "cuda/sm90/chunk_forward/chunk_forward.h"
+#endif
 
 namespace gdn {
 namespace {
@@ -51,6 +55,7 @@ template <Isa kIsa>
 Implementation chunk_entry(const char* name) {
   return {name,
           kChunk,
+          GDN_CPU,
           cpu::isa_name(kIsa),
           refuses_simd<kIsa>,
           [](const RuleProblem& p, Plan* plan) { cpu::plan_chunk(p, kIsa, plan); },
@@ -61,6 +66,7 @@ template <Isa kIsa>
 Implementation recurrent_entry(const char* name) {
   return {name,
           kRecurrent,
+          GDN_CPU,
           cpu::isa_name(kIsa),
           refuses_simd<kIsa>,
           [](const RuleProblem& p, Plan* plan) { cpu::plan_recurrent(p, kIsa, plan); },
@@ -71,16 +77,32 @@ const char* refuses_fp32_reference(const RuleProblem& p) {
   return has_f64(p) ? "takes no F64 tensors" : cpu::refuse_reference(p);
 }
 
+void add_cuda(std::vector<Implementation>* list) {
+#if defined(GDN_HAVE_CUDA_SM90)
+  list->push_back(
+      {"chunk_sm90", kChunk, GDN_CUDA, "sm90",
+       [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::sm90::refuse_chunk(p); },
+       cuda::sm90::plan_chunk, cuda::sm90::run_chunk});
+#endif
+#if defined(GDN_HAVE_CUDA)
+  const auto refuses = [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::refuse_simt(p); };
+  list->push_back({"chunk_simt", kChunk, GDN_CUDA, "simt", refuses, cuda::plan_simt, cuda::run_simt});
+  list->push_back({"recurrent_simt", kRecurrent, GDN_CUDA, "simt", refuses, cuda::plan_simt, cuda::run_simt});
+#endif
+  (void)list;
+}
+
 std::vector<Implementation> build_list() {
   std::vector<Implementation> list;
+  add_cuda(&list);
 #if defined(GDN_HAVE_AMX)
   const auto refuses_amx = [](const RuleProblem& p) -> const char* {
     if (const char* reason = isa_unavailable<Isa::kAmx>()) return reason;
     return has_f64(p) ? "takes no F64 tensors" : cpu::refuse_amx(p);
   };
-  list.push_back({"chunk_amx", kChunk, "amx", refuses_amx, cpu::plan_amx, cpu::run_amx});
+  list.push_back({"chunk_amx", kChunk, GDN_CPU, "amx", refuses_amx, cpu::plan_amx, cpu::run_amx});
   // Takes what chunk_amx takes and stands behind it: run by name only.
-  list.push_back({"chunk_amx_exact", kChunk, "amx", refuses_amx, cpu::plan_amx_exact, cpu::run_amx_exact});
+  list.push_back({"chunk_amx_exact", kChunk, GDN_CPU, "amx", refuses_amx, cpu::plan_amx_exact, cpu::run_amx_exact});
 #endif
 #if defined(GDN_HAVE_AVX512)
   list.push_back(chunk_entry<Isa::kAvx512>("chunk_avx512"));
@@ -99,8 +121,10 @@ std::vector<Implementation> build_list() {
   list.push_back(recurrent_entry<Isa::kBaseline>("recurrent_baseline"));
 #endif
   for (const int32_t op : {kChunk, kRecurrent}) {
-    list.push_back({"reference_fp32", op, "any", refuses_fp32_reference, cpu::plan_reference, cpu::run_reference_fp32});
-    list.push_back({"reference_fp64", op, "any", cpu::refuse_reference, cpu::plan_reference, cpu::run_reference_fp64});
+    list.push_back(
+        {"reference_fp32", op, GDN_CPU, "any", refuses_fp32_reference, cpu::plan_reference, cpu::run_reference_fp32});
+    list.push_back(
+        {"reference_fp64", op, GDN_CPU, "any", cpu::refuse_reference, cpu::plan_reference, cpu::run_reference_fp64});
   }
   return list;
 }
@@ -117,10 +141,15 @@ const std::vector<Implementation>& implementations() {
 Status choose(const RuleProblem& problem, const char* name, const Implementation** impl, Plan* plan) {
   const bool any = name == nullptr || name[0] == '\0' || std::strcmp(name, "auto") == 0;
   bool known = any;
+  const char* elsewhere = nullptr;  // why the named one is none for this place
   for (const Implementation& candidate : implementations()) {
     if (candidate.op != problem.op) continue;
     if (!any && std::strcmp(name, candidate.name) != 0) continue;
     known = true;
+    if (!is_candidate(candidate, problem)) {
+      if (!any) elsewhere = problem.on_cuda() ? "takes CPU tensors" : "takes CUDA tensors";
+      continue;
+    }
     if (candidate.refuses(problem) != nullptr) continue;
     *impl = &candidate;
     *plan = Plan();
@@ -130,16 +159,21 @@ Status choose(const RuleProblem& problem, const char* name, const Implementation
     return Status();
   }
 
+  const std::string start = std::string(op_name(problem.op)) + ": argument 'impl': found ";
+  if (elsewhere != nullptr) {
+    const std::string where = problem.on_cuda() ? "on CUDA device " + std::to_string(problem.device_id) : "on the CPU";
+    return Status(GDN_UNSUPPORTED, start + "one that refuses, expected one that accepts (" + name + ": " + elsewhere +
+                                       "; these are " + where + ")");
+  }
   std::string text;
   for (const Implementation& candidate : implementations()) {
-    if (candidate.op != problem.op) continue;
+    if (!is_candidate(candidate, problem)) continue;
     if (!known) {
       text += std::string(text.empty() ? "" : ", ") + candidate.name;
     } else if (any || std::strcmp(name, candidate.name) == 0) {
       text += std::string(text.empty() ? "" : "; ") + candidate.name + ": " + candidate.refuses(problem);
     }
   }
-  const std::string start = std::string(op_name(problem.op)) + ": argument 'impl': found ";
   if (!known) return Status(GDN_INVALID_ARGUMENT, start + "'" + name + "', expected auto, " + text);
   return Status(GDN_UNSUPPORTED, start + (any ? "no implementation that takes this call" : "one that refuses") +
                                      ", expected one that accepts (" + text + ")");

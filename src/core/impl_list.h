@@ -17,20 +17,27 @@ struct Plan {
   int64_t work_items = 0;     // units handed to the pool
   int64_t panel_v = 0;        // V columns per work item
   int64_t block_tokens = 0;   // tokens per block (1: token loop)
-  int64_t scratch_bytes = 0;  // per thread
+  int64_t scratch_bytes = 0;  // per thread; on CUDA: of device memory
+  int64_t tile_tokens = 0;    // CUDA: tokens staged at a time
 };
 
 struct Implementation {
   const char* name;                              // "chunk_avx2", "recurrent_avx2", "reference_fp32", ...
   int32_t op;                                    // GDN_OP_*
+  int32_t device_type;                           // GDN_CPU or GDN_CUDA: where its tensors lie
   const char* isa;                               // "avx2", ..., "any"
-  const char* (*refuses)(const RuleProblem&);    // nullptr: accepts; else the reason (static or thread-local string)
+  const char* (*refuses)(const RuleProblem&);    // of problems on its device. nullptr: accepts; else the reason
+                                                 // (static or thread-local string)
   void (*make_plan)(const RuleProblem&, Plan*);  // fills the fields above; pure
   Status (*run)(const RuleProblem&, const Plan&);
 };
 
 const std::vector<Implementation>& implementations();
-// First that accepts; `name` (may be null / "auto") restricts to one. On failure the status names every reason.
+// Whether it is one for this operator and this place of the tensors.
+inline bool is_candidate(const Implementation& impl, const RuleProblem& p) {
+  return impl.op == p.op && impl.device_type == p.device_type;
+}
+// First candidate that accepts; `name` (may be null / "auto") restricts to one. On failure the status names every reason.
 Status choose(const RuleProblem& problem, const char* name, const Implementation** impl, Plan* plan);
 
 }  // namespace gdn

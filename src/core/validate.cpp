@@ -21,9 +21,10 @@ constexpr int64_t kMaxHeadDim = 512;
 // End of the first published struct: what a caller of ABI version 1 at least knows.
 constexpr size_t kFirstSize = offsetof(gdn_rule_args, round_beta) + sizeof(int32_t);
 
-// Host tensors that only validation needs.
+// Metadata as validation reads it, on the host; the views in RuleProblem are the tensors themselves.
 struct Metadata {
   View cu_seqlens, initial_indices, has_initial, final_indices, token_indices, num_accepted, checkpoint_indices;
+  bool readable = true;  // false: device tensors whose values nobody looks at here
 };
 
 // Keeps the vectors' capacity, resets everything else.
@@ -35,6 +36,7 @@ void reset(RuleProblem* p) {
   *p = kEmpty;
   p->seqs = std::move(seqs);
   p->token_slots = std::move(token_slots);
+  p->seqs.clear();
   p->token_slots.clear();
   p->checkpoint_slots = std::move(checkpoint_slots);
   p->checkpoint_slots.clear();
@@ -140,10 +142,12 @@ bool check_states(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metadata* 
                    &p->initial_state) &&
         read_state(c, "final_state", a.final_state, a, *p, final_pool ? slots : row_per_seq, true, &p->final_state) &&
         c->optional("initial_state_indices", a.initial_state_indices, validation::kIndices, {row_per_seq},
-                    &m->initial_indices) &&
-        c->optional("has_initial_state", a.has_initial_state, validation::kFlags, {row_per_seq}, &m->has_initial) &&
+                    &p->initial_indices) &&
+        c->optional("has_initial_state", a.has_initial_state, validation::kFlags, {row_per_seq}, &p->has_initial) &&
         c->optional("final_state_indices", a.final_state_indices, validation::kIndices, {row_per_seq},
-                    &m->final_indices))) {
+                    &p->final_indices) &&
+        c->host_metadata(p->initial_indices, &m->initial_indices) &&
+        c->host_metadata(p->has_initial, &m->has_initial) && c->host_metadata(p->final_indices, &m->final_indices))) {
     return false;
   }
   if (tokens && (m->initial_indices.present() || m->final_indices.present())) {
@@ -217,8 +221,9 @@ bool check_token_row(Checker* c, const gdn_rule_args& a, RuleProblem* p, const M
 
 bool check_token_slots(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metadata* m, int64_t longest) {
   if (!c->optional("token_state_indices", a.token_state_indices, validation::kIndices, {{"N", p->N}, {"S", kAnySize}},
-                   &m->token_indices) ||
-      !c->optional("num_accepted", a.num_accepted, validation::kIndices, {{"N", p->N}}, &m->num_accepted)) {
+                   &p->token_indices) ||
+      !c->optional("num_accepted", a.num_accepted, validation::kIndices, {{"N", p->N}}, &p->num_accepted) ||
+      !c->host_metadata(p->token_indices, &m->token_indices) || !c->host_metadata(p->num_accepted, &m->num_accepted)) {
     return false;
   }
   if (!m->token_indices.present()) {
@@ -235,6 +240,7 @@ bool check_token_slots(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metad
                           "at most " + std::to_string(validation::kMaxIndexEntries));
   }
   p->token_slot_columns = columns;
+  if (!m->readable) return true;
   p->token_slots.assign(static_cast<size_t>(p->N * columns), -1);
   if (m->token_indices.data == nullptr) return true;  // plan only
   for (int64_t n = 0; n < p->N; ++n) {
@@ -256,10 +262,12 @@ bool check_checkpoints(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metad
   }
   if (!read_state(c, "checkpoints", a.checkpoints, a, *p, {"slots", kAnySize}, true, &p->checkpoints) ||
       !c->optional("checkpoint_indices", a.checkpoint_indices, validation::kIndices, {{"M", kAnySize}},
-                   &m->checkpoint_indices)) {
+                   &p->checkpoint_indices) ||
+      !c->host_metadata(p->checkpoint_indices, &m->checkpoint_indices)) {
     return false;
   }
   int64_t count = 0;  // cannot overflow: at most the number of tokens of all sequences
+  if (!m->readable && !p->cu_seqlens.present()) count = p->N * (p->T / a.checkpoint_every);
   for (Sequence& seq : p->seqs) {
     seq.checkpoint_begin = count;
     count += seq.len / a.checkpoint_every;
@@ -277,6 +285,7 @@ bool check_checkpoints(Checker* c, const gdn_rule_args& a, RuleProblem* p, Metad
                           "at most " + std::to_string(validation::kMaxIndexEntries));
   }
   p->checkpoint_every = a.checkpoint_every;
+  if (!m->readable) return true;
   p->checkpoint_slots.resize(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
     int64_t slot = i;
@@ -327,7 +336,7 @@ bool check_duplicates(Checker* c, const RuleProblem& p) {
                                  "distinct slots (GDN_CHECK)");
 }
 
-bool check_overlaps(Checker* c, const RuleProblem& p, const Metadata& m) {
+bool check_overlaps(Checker* c, const RuleProblem& p) {
   // The latest written first: a message names the output that a caller would have to move.
   return c->all_disjoint(
       {{"checkpoints", &p.checkpoints}, {"snapshots", &p.snapshots}, {"final_state", &p.final_state}, {"o", &p.o}},
@@ -339,13 +348,13 @@ bool check_overlaps(Checker* c, const RuleProblem& p, const Metadata& m) {
        {"A_log", &p.A_log},
        {"dt_bias", &p.dt_bias},
        {"initial_state", &p.initial_state},
-       {"cu_seqlens", &m.cu_seqlens},
-       {"initial_state_indices", &m.initial_indices},
-       {"has_initial_state", &m.has_initial},
-       {"final_state_indices", &m.final_indices},
-       {"token_state_indices", &m.token_indices},
-       {"num_accepted", &m.num_accepted},
-       {"checkpoint_indices", &m.checkpoint_indices}},
+       {"cu_seqlens", &p.cu_seqlens},
+       {"initial_state_indices", &p.initial_indices},
+       {"has_initial_state", &p.has_initial},
+       {"final_state_indices", &p.final_indices},
+       {"token_state_indices", &p.token_indices},
+       {"num_accepted", &p.num_accepted},
+       {"checkpoint_indices", &p.checkpoint_indices}},
       // The pool that states are read from may be the one they are written to.
       {{&p.final_state, &p.initial_state}, {&p.checkpoints, &p.initial_state}, {&p.checkpoints, &p.final_state}});
 }
@@ -355,14 +364,24 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
   Metadata m;
   if (!c->read_struct(args, kFirstSize, sizeof(a), &a)) return false;
   p->op = op;
+  c->set_stream(a.stream);
   if (!check_scalars(c, a, p) || !check_tensors(c, a, p) ||
-      !c->optional("cu_seqlens", a.cu_seqlens, validation::kIndices, {{"N + 1", kAnySize}}, &m.cu_seqlens) ||
-      !validation::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs)) {
+      !c->optional("cu_seqlens", a.cu_seqlens, validation::kIndices, {{"N + 1", kAnySize}}, &p->cu_seqlens) ||
+      !c->host_metadata(p->cu_seqlens, &m.cu_seqlens) || !c->earlier_errors()) {
     return false;
   }
-  p->N = static_cast<int64_t>(p->seqs.size());
+  static_cast<Place&>(*p) = c->place();
+  m.readable = !c->on_cuda() || (validation::debug_checks() && !c->plan_only());
   int64_t longest = 0;
-  for (const Sequence& seq : p->seqs) longest = std::max(longest, seq.len);
+  if (m.readable) {
+    if (!validation::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs)) return false;
+    p->N = static_cast<int64_t>(p->seqs.size());
+    for (const Sequence& seq : p->seqs) longest = std::max(longest, seq.len);
+  } else {
+    // What is known without a look at the device: the lengths of a batch, not those of cu_seqlens.
+    if (!validation::count_sequences(c, p->cu_seqlens, p->B, &p->N)) return false;
+    if (!p->cu_seqlens.present()) longest = p->N > 0 ? p->T : 0;
+  }
 
   if (op == GDN_OP_CHUNK_FORWARD) {
     const char* named = a.token_state_indices != nullptr ? "token_state_indices"
@@ -372,7 +391,7 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
     if (named != nullptr) return c->invalid(named, "a tensor", "NULL: multi-token verify is gdn_recurrent's");
   }
   if (!check_states(c, a, p, &m) || !check_token_slots(c, a, p, &m, longest)) return false;
-  if (!m.token_indices.present()) {
+  if (!m.token_indices.present() && m.readable) {
     const validation::SlotArguments slots{&p->initial_state, &p->final_state, &m.initial_indices,
                                           &m.final_indices,  &m.has_initial,  a.null_slots};
     if (!validation::build_slots(c, slots, &p->seqs)) return false;
@@ -394,8 +413,17 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
                         "S of at least the longest sequence, " + std::to_string(longest));
     }
   }
-  if (!check_checkpoints(c, a, p, &m) || !check_overlaps(c, *p, m)) return false;
-  if (validation::debug_checks()) return check_duplicates(c, *p);
+  if (!check_checkpoints(c, a, p, &m) || !check_overlaps(c, *p)) return false;
+  if (validation::debug_checks() && m.readable && !check_duplicates(c, *p)) return false;
+  if (!c->on_cuda()) return true;
+  // Kernels read the device's values, which a graph's replay may have changed by then.
+  p->seqs.clear();
+  p->token_slots.clear();
+  p->checkpoint_slots.clear();
+  p->null_slots = a.null_slots;
+  if (!p->final_indices.present() && validation::same_view(p->initial_state, p->final_state)) {
+    p->final_indices = p->initial_indices;
+  }
   return true;
 }
 

@@ -41,8 +41,10 @@ bool same_shape(Checker* c, const char* name, const View& view, const char* othe
 
 // ---- causal_conv1d
 
+// As validation reads it, on the host; the views in ConvProblem are the tensors themselves.
 struct ConvMetadata {
   View cu_seqlens, initial_indices, has_initial, final_indices, num_accepted;
+  bool readable = true;  // false: device tensors whose values nobody looks at here
 };
 
 bool check_accepted(Checker* c, const ConvMetadata& m, ConvProblem* p) {
@@ -51,8 +53,14 @@ bool check_accepted(Checker* c, const ConvMetadata& m, ConvProblem* p) {
     return c->invalid("num_accepted", "a tensor without initial_state", "NULL, or initial_state beside it");
   }
   if (p->W < 2) return c->invalid("num_accepted", "a tensor with W = 1", "NULL (there is no context)");
-  p->num_accepted.assign(static_cast<size_t>(p->N), 1);
   const int64_t window = p->L - p->W + 2;
+  if (!m.readable) {
+    const bool dense = !p->cu_seqlens.present();
+    return !dense || p->N == 0 || p->T <= window ||
+           c->invalid("initial_state", "L = " + std::to_string(p->L),
+                      "L >= W - 2 + T = " + std::to_string(p->W - 2 + p->T) + " with num_accepted");
+  }
+  p->num_accepted.assign(static_cast<size_t>(p->N), 1);
   for (int64_t n = 0; n < p->N; ++n) {
     const Sequence& seq = p->seqs[static_cast<size_t>(n)];
     if (seq.is_null) continue;
@@ -81,10 +89,13 @@ bool conv_states(Checker* c, const gdn_conv1d_args& a, ConvProblem* p, ConvMetad
         c->optional("final_state", a.final_state, kFloats, {final_pool ? slots : per_seq, dim_d, dim_l},
                     &p->final_state, true) &&
         c->optional("initial_state_indices", a.initial_state_indices, validation::kIndices, {per_seq},
-                    &m->initial_indices) &&
-        c->optional("has_initial_state", a.has_initial_state, validation::kFlags, {per_seq}, &m->has_initial) &&
-        c->optional("final_state_indices", a.final_state_indices, validation::kIndices, {per_seq}, &m->final_indices) &&
-        c->optional("num_accepted", a.num_accepted, validation::kIndices, {per_seq}, &m->num_accepted))) {
+                    &p->initial_indices) &&
+        c->optional("has_initial_state", a.has_initial_state, validation::kFlags, {per_seq}, &p->has_initial) &&
+        c->optional("final_state_indices", a.final_state_indices, validation::kIndices, {per_seq}, &p->final_indices) &&
+        c->optional("num_accepted", a.num_accepted, validation::kIndices, {per_seq}, &p->accepted) &&
+        c->host_metadata(p->initial_indices, &m->initial_indices) &&
+        c->host_metadata(p->has_initial, &m->has_initial) && c->host_metadata(p->final_indices, &m->final_indices) &&
+        c->host_metadata(p->accepted, &m->num_accepted))) {
     return false;
   }
   if (!p->initial_state.present() && (m->initial_indices.present() || m->has_initial.present())) {
@@ -106,7 +117,7 @@ bool conv_states(Checker* c, const gdn_conv1d_args& a, ConvProblem* p, ConvMetad
   }
   const validation::SlotArguments args{&p->initial_state, &p->final_state, &m->initial_indices,
                                        &m->final_indices, &m->has_initial, a.null_slots};
-  return validation::build_slots(c, args, &p->seqs) && check_accepted(c, *m, p);
+  return (!m->readable || validation::build_slots(c, args, &p->seqs)) && check_accepted(c, *m, p);
 }
 
 bool run_checks(Checker* c, const gdn_conv1d_args* args, ConvProblem* p) {
@@ -120,6 +131,7 @@ bool run_checks(Checker* c, const gdn_conv1d_args* args, ConvProblem* p) {
   }
   p->activation = a.activation;
   p->num_threads = a.num_threads;
+  c->set_stream(a.stream);
   if (!c->required("x", a.x, kFloats, {{"B", kAnySize}, {"D", kAnySize}, {"T", kAnySize}}, &p->x)) return false;
   p->B = p->x.shape[0];
   p->D = p->x.shape[1];
@@ -133,11 +145,17 @@ bool run_checks(Checker* c, const gdn_conv1d_args* args, ConvProblem* p) {
   if (p->W > kMaxConvWidth) return c->unsupported("weight", "W = " + std::to_string(p->W), "W in 1..16");
   if (!(c->optional("bias", a.bias, kFloats, {{"D", p->D}}, &p->bias) &&
         c->required("y", a.y, kFloats, {{"B", p->B}, {"D", p->D}, {"T", p->T}}, &p->y, true) &&
-        c->optional("cu_seqlens", a.cu_seqlens, validation::kIndices, {{"N + 1", kAnySize}}, &m.cu_seqlens) &&
-        validation::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs))) {
+        c->optional("cu_seqlens", a.cu_seqlens, validation::kIndices, {{"N + 1", kAnySize}}, &p->cu_seqlens) &&
+        c->host_metadata(p->cu_seqlens, &m.cu_seqlens) && c->earlier_errors())) {
     return false;
   }
-  p->N = static_cast<int64_t>(p->seqs.size());
+  m.readable = !c->on_cuda() || validation::debug_checks();
+  if (m.readable) {
+    if (!validation::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs)) return false;
+    p->N = static_cast<int64_t>(p->seqs.size());
+  } else if (!validation::count_sequences(c, p->cu_seqlens, p->B, &p->N)) {
+    return false;
+  }
   if (!conv_states(c, a, p, &m)) return false;
 
   if (!c->all_disjoint({{"final_state", &p->final_state}, {"y", &p->y}},
@@ -145,15 +163,23 @@ bool run_checks(Checker* c, const gdn_conv1d_args* args, ConvProblem* p) {
                         {"weight", &p->weight},
                         {"bias", &p->bias},
                         {"initial_state", &p->initial_state},
-                        {"cu_seqlens", &m.cu_seqlens},
-                        {"initial_state_indices", &m.initial_indices},
-                        {"has_initial_state", &m.has_initial},
-                        {"final_state_indices", &m.final_indices},
-                        {"num_accepted", &m.num_accepted}},
+                        {"cu_seqlens", &p->cu_seqlens},
+                        {"initial_state_indices", &p->initial_indices},
+                        {"has_initial_state", &p->has_initial},
+                        {"final_state_indices", &p->final_indices},
+                        {"num_accepted", &p->accepted}},
                        {{&p->y, &p->x}, {&p->final_state, &p->initial_state}})) {
     return false;
   }
   if (p->L == 0) p->initial_state = p->final_state = View();
+  static_cast<Place&>(*p) = c->place();
+  if (!c->on_cuda()) return true;
+  p->seqs.clear();
+  p->num_accepted.clear();
+  p->null_slots = a.null_slots;
+  if (!p->final_indices.present() && validation::same_view(p->initial_state, p->final_state)) {
+    p->final_indices = p->initial_indices;
+  }
   return true;
 }
 
@@ -203,6 +229,8 @@ bool run_checks(Checker* c, const gdn_gate_args* args, GateProblem* p) {
   for (View* view : {&p->a, &p->b, &p->g, &p->beta}) pad_to_rank_4(view);
   const View& padded = p->a.present() ? p->a : p->b;
   std::copy(padded.shape, padded.shape + 3, p->rows);
+  c->set_stream(a.stream);
+  static_cast<Place&>(*p) = c->place();
   return true;
 }
 
@@ -247,6 +275,8 @@ bool run_checks(Checker* c, const gdn_rmsnorm_gated_args* args, NormProblem* p) 
   }
   for (View* view : {&p->x, &p->z, &p->out}) pad_to_rank_4(view);
   std::copy(p->x.shape, p->x.shape + 3, p->rows);
+  c->set_stream(a.stream);
+  static_cast<Place&>(*p) = c->place();
   return true;
 }
 
@@ -377,6 +407,8 @@ bool run_checks(Checker* c, const gdn_qk_rmsnorm_rope_args* args, RopeProblem* p
     return c->invalid("gate_out", "a tensor without q_has_gate", "NULL, or q_has_gate = 1");
   }
   if (!check_angles(c, a, p)) return false;
+  c->set_stream(a.stream);
+  static_cast<Place&>(*p) = c->place();
 
   return c->all_disjoint({{"gate_out", &p->gate_out}, {"k_out", &p->k_out}, {"q_out", &p->q_out}},
                          {{"q", &p->q},

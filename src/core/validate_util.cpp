@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cuda/cuda.h"
+
 namespace gdn::validation {
 namespace {
 
@@ -139,6 +141,70 @@ bool Checker::shape_is(const char* argument, const gdn_tensor* t, std::initializ
   return invalid(argument, "shape " + shape_text(t->shape, t->ndim), dims_text(dims));
 }
 
+bool Checker::device_is(const char* argument, const gdn_tensor* t) {
+  const auto text = [](int32_t type, int32_t id) {
+    return type == GDN_CUDA ? "CUDA device " + number(id) : std::string("the CPU");
+  };
+  if (t->device_type != GDN_CPU && t->device_type != GDN_CUDA) {
+    return invalid(argument, "device_type " + number(t->device_type), "GDN_CPU (1) or GDN_CUDA (2)");
+  }
+  const bool cuda = t->device_type == GDN_CUDA;
+  if (placed_by_ != nullptr) {
+    if (t->device_type == place_.device_type && (!cuda || t->device_id == place_.device_id)) return true;
+    return invalid(argument, "a tensor on " + text(t->device_type, t->device_id),
+                   "one on " + text(place_.device_type, place_.device_id) + ", where '" + placed_by_ + "' lies");
+  }
+  placed_by_ = argument;
+  if (!cuda) return true;
+  if (!cuda::kBuilt) {
+    return unsupported(argument, "a CUDA tensor", "a CPU tensor: this build has no CUDA backend");
+  }
+  const int32_t count = cuda::device_count();
+  if (count == 0) {
+    return unsupported(argument, "a CUDA tensor", std::string("a CPU tensor: ") + cuda::no_device_reason());
+  }
+  if (t->device_id < 0 || t->device_id >= count) {
+    return invalid(argument, "a tensor on CUDA device " + number(t->device_id), "a device in 0.." + number(count - 1));
+  }
+  const cuda::DeviceInfo info = cuda::device_info(t->device_id);
+  if (!info.has_code) {
+    return unsupported(argument,
+                       "a tensor on CUDA device " + number(t->device_id) + " (" + info.name + ", compute capability " +
+                           number(info.major) + "." + number(info.minor) + ")",
+                       std::string("a GPU that this build has code for: ") + cuda::architectures());
+  }
+  place_.device_type = GDN_CUDA;
+  place_.device_id = t->device_id;
+  return true;
+}
+
+bool Checker::host_metadata(const View& view, View* host) {
+  *host = view;
+  if (failed()) return false;
+  if (!on_cuda() || !view.present() || view.data == nullptr) return true;
+  host->data = nullptr;
+  const ByteRange range = byte_range(view);
+  if (plan_only_ || !debug_checks() || range.begin == range.end) return true;
+  std::vector<char>& copy = copies_.emplace_back(static_cast<size_t>(range.end - range.begin));
+  Status status = cuda::copy_to_host(place_, view.data, copy.size(), copy.data());
+  if (!status.ok()) {
+    status_ = Status(status.code(), std::string(function_) + ": " + status.message());
+    return false;
+  }
+  host->data = copy.data();
+  return true;
+}
+
+bool Checker::earlier_errors() {
+  if (failed()) return false;
+  if (!on_cuda() || plan_only_ || !debug_checks()) return true;
+  const uint32_t flags = cuda::take_error_flags(place_.device_id);
+  return flags == 0 || invalid("stream",
+                               "an earlier call on CUDA device " + number(place_.device_id) +
+                                   " with entries out of range in " + cuda::error_flags_text(flags),
+                               "valid metadata (GDN_CHECK; the flag is cleared now)");
+}
+
 bool Checker::metadata(const char* argument, const gdn_tensor* t, uint32_t dtypes, bool output, View* view) {
   if (t->dtype < GDN_F32 || t->dtype > GDN_U8) {
     return invalid(argument, "dtype number " + number(t->dtype), dtypes_text(dtypes));
@@ -149,12 +215,7 @@ bool Checker::metadata(const char* argument, const gdn_tensor* t, uint32_t dtype
     }
     return invalid(argument, std::string("dtype ") + dtype_text(t->dtype), dtypes_text(dtypes));
   }
-  if (t->device_type == GDN_CUDA) {
-    return unsupported(argument, "a CUDA tensor", "a CPU tensor: this build has no CUDA backend");
-  }
-  if (t->device_type != GDN_CPU) {
-    return invalid(argument, "device_type " + number(t->device_type), "GDN_CPU (1) or GDN_CUDA (2)");
-  }
+  if (!device_is(argument, t)) return false;
 
   const int64_t bytes = dtype_bytes(t->dtype);
   bool empty = false;
@@ -307,7 +368,7 @@ int64_t duplicate_slot(std::vector<int64_t>* slots) {
   return -1;
 }
 
-bool build_sequences(Checker* check, const View& cu, int64_t batch, int64_t tokens, std::vector<Sequence>* seqs) {
+bool count_sequences(Checker* check, const View& cu, int64_t batch, int64_t* count) {
   const int64_t n_seqs = cu.present() ? cu.shape[0] - 1 : batch;
   if (cu.present()) {
     if (n_seqs < 0) return check->invalid("cu_seqlens", "shape [0]", "[N + 1] with N >= 0");
@@ -319,6 +380,13 @@ bool build_sequences(Checker* check, const View& cu, int64_t batch, int64_t toke
     return check->unsupported(cu.present() ? "cu_seqlens" : "B", number(n_seqs) + " sequences",
                               "at most " + number(kMaxSequences) + " in one call");
   }
+  *count = n_seqs;
+  return true;
+}
+
+bool build_sequences(Checker* check, const View& cu, int64_t batch, int64_t tokens, std::vector<Sequence>* seqs) {
+  int64_t n_seqs = 0;
+  if (!count_sequences(check, cu, batch, &n_seqs)) return false;
   seqs->resize(static_cast<size_t>(n_seqs));
   if (!cu.present()) {
     for (int64_t n = 0; n < n_seqs; ++n) (*seqs)[static_cast<size_t>(n)] = Sequence{n, 0, tokens};

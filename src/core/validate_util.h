@@ -49,6 +49,16 @@ class Checker {
   Checker(const char* function, bool plan_only) : function_(function), plan_only_(plan_only) {}
   bool plan_only() const { return plan_only_; }
   bool failed() const { return !status_.ok(); }
+  // Where the tensors read so far lie; the first one decides, every other must lie there too.
+  const Place& place() const { return place_; }
+  bool on_cuda() const { return place_.on_cuda(); }
+  void set_stream(void* stream) { place_.stream = stream; }
+
+  // Metadata that the host may read: the view itself on the CPU; on CUDA a copy with GDN_CHECK=1 (which waits for the
+  // stream), else a view without data.
+  bool host_metadata(const View& view, View* host);
+  // With GDN_CHECK=1: reports what earlier unchecked calls on the device found wrong.
+  bool earlier_errors();
   Status take() { return std::move(status_); }
 
   bool fail(gdn_status code, const char* argument, const std::string& found, const std::string& expected);
@@ -99,14 +109,21 @@ class Checker {
   bool shape_is(const char* argument, const gdn_tensor* t, std::initializer_list<Dim> dims);
   bool metadata(const char* argument, const gdn_tensor* t, uint32_t dtypes, bool output, View* view);
 
+  bool device_is(const char* argument, const gdn_tensor* t);
+
   const char* function_;
   bool plan_only_;
+  Place place_;
+  const char* placed_by_ = nullptr;        // the argument that decided place_
+  std::vector<std::vector<char>> copies_;  // of device metadata
   Status status_;
 };
 
 // Sequences with their lengths, from cu_seqlens (checked) or from the batch.
 bool build_sequences(Checker* check, const View& cu_seqlens, int64_t batch, int64_t tokens,
                      std::vector<Sequence>* seqs);
+// N, with every check that needs no value of cu_seqlens.
+bool count_sequences(Checker* check, const View& cu_seqlens, int64_t batch, int64_t* count);
 
 // Slots of the states into seqs; everything about null slots and has_initial_state.
 struct SlotArguments {

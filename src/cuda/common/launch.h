@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+// Host side of a launch: the right device for its duration, CUDA's errors as Status.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "core/problem.h"
+#include "core/status.h"
+
+namespace gdn::cuda {
+
+// Makes a context of `device_id` current and gives the caller's back at the end of the scope, whichever kind it was: a
+// thread that had none has none again. Nothing happens when one of that device is current already.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t device_id);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  cudaError_t error() const { return error_; }
+
+ private:
+  void* previous_ = nullptr;  // CUcontext
+  bool restore_ = false;
+  cudaError_t error_ = cudaSuccess;
+};
+
+// "chunk_forward: argument 'stream': found cudaErrorInvalidValue (invalid argument) from the launch, expected success".
+Status cuda_status(const char* function, const char* doing, cudaError_t error);
+
+inline cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
+
+// Guard, launch(), and what the launch left in cudaGetLastError.
+template <class Launch>
+Status launch_on(const Place& place, const char* function, const Launch& launch) {
+  const DeviceGuard guard(place.device_id);
+  if (guard.error() != cudaSuccess) return cuda_status(function, "setting the device", guard.error());
+  launch(stream_of(place));
+  return cuda_status(function, "the launch", cudaGetLastError());
+}
+
+// The device's sticky word for kernels (RuleParams::error_flags), made at first use; nullptr when that fails. Needs a
+// current context of the device.
+uint32_t* device_error_word(int32_t device_id);
+
+}  // namespace gdn::cuda

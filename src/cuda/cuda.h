@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: MIT
+// The CUDA backend as core sees it: no CUDA header, and in a build without CUDA inline answers that say so.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "core/impl_list.h"
+#include "core/problem.h"
+#include "core/status.h"
+
+namespace gdn::cuda {
+
+struct DeviceInfo {
+  std::string name;
+  int32_t major = 0, minor = 0;  // compute capability
+  int32_t sms = 0;
+  int32_t clock_khz = 0;
+  int64_t memory_bytes = 0;
+  int64_t l2_bytes = 0;
+  int64_t smem_per_block = 0;  // with opt-in
+  bool has_code = false;       // this build's kernels run on it
+};
+
+#if defined(GDN_HAVE_CUDA)
+
+// GPUs that this process can use; 0 without a driver (no_device_reason then says why). Counted once.
+int32_t device_count();
+const char* no_device_reason();
+const DeviceInfo& device_info(int32_t device_id);  // 0 <= device_id < device_count()
+const char* architectures();                       // of the code in this build: "75 80 86 89 90a 100 120+PTX"
+
+// Waits for the stream. A capturing stream is refused.
+Status copy_to_host(const Place& from, const void* source, size_t bytes, void* destination);
+
+// Bits (rule_params.h) set by calls whose device metadata held entries out of range; 0 on devices never used.
+uint32_t error_flags(int32_t device_id);
+// The same, and forgets them.
+uint32_t take_error_flags(int32_t device_id);
+std::string error_flags_text(uint32_t flags);
+
+const char* refuse_simt(const RuleProblem&);
+void plan_simt(const RuleProblem&, Plan*);
+Status run_simt(const RuleProblem&, const Plan&);
+
+Status run_conv1d(const ConvProblem&);
+Status run_gate(const GateProblem&);
+Status run_norm(const NormProblem&);
+Status run_rope(const RopeProblem&);
+
+inline constexpr bool kBuilt = true;
+
+#else
+
+inline constexpr bool kBuilt = false;
+inline int32_t device_count() { return 0; }
+inline const char* no_device_reason() { return "this build has no CUDA backend"; }
+inline DeviceInfo device_info(int32_t) { return {}; }
+inline const char* architectures() { return ""; }
+inline Status copy_to_host(const Place&, const void*, size_t, void*) {
+  return Status(GDN_INTERNAL, "no CUDA backend");  // never reached: validation refuses CUDA tensors first
+}
+inline uint32_t error_flags(int32_t) { return 0; }
+inline uint32_t take_error_flags(int32_t) { return 0; }
+inline std::string error_flags_text(uint32_t) { return {}; }
+
+#endif
+
+}  // namespace gdn::cuda
