@@ -17,10 +17,10 @@ def _device(function: str, argument: str, tensor: Tensor) -> None:
     kind = tensor.device.type
     if kind in ("cpu", "meta") or (kind == "cuda" and _capi.has_cuda()):
         return
-    expected = "a CPU tensor or a CUDA tensor" if _capi.has_cuda() else "a CPU tensor: this build has no CUDA backend"
-    raise _capi.InvalidArgumentError(
-        f"{function}: argument '{argument}': found a tensor on {tensor.device}, expected {expected}"
-    )
+    found = f"{function}: argument '{argument}': found a tensor on {tensor.device}, expected "
+    if kind == "cuda":
+        raise _capi.UnsupportedError(found + "a CPU tensor: this build has no CUDA backend")
+    raise _capi.InvalidArgumentError(found + "a CPU tensor or a CUDA tensor")
 
 
 def _num_sequences(cu_seqlens: Tensor | None, batch: int) -> int:

@@ -43,6 +43,14 @@ def collect(peak: bool = False) -> dict[str, Any]:
     return result
 
 
+def _gpu(device: dict[str, Any]) -> str:
+    """One GPU for people; bad_metadata: what a call found on the device and could not report."""
+    text = f"{device['id']}: {device['name']}, compute capability {device['major']}.{device['minor']}"
+    text += f", {device['memory_bytes'] / 2**30:.0f} GiB"
+    text += "" if device["usable"] else ", no code for it in this build"
+    return text + (f", bad metadata: {device['bad_metadata']}" if device["bad_metadata"] else "")
+
+
 def _names(values: list[str]) -> str:
     return ", ".join(values) or "none"
 
@@ -51,6 +59,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     found = collect(args.peak)
     isa, build = found["isa"], found["build"]
     devices = found["cuda_devices"]
+    gpus = _names([_gpu(d) for d in devices])
+    if not devices and found.get("cuda_unavailable"):
+        gpus += f": {found['cuda_unavailable']}"
     rows = [
         ("libgdn", f"{found['version']}, ABI {found['abi']}, commit {build['git']}"),
         ("library", found["library"]),
@@ -60,7 +71,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
         ("ISAs usable here", _names(isa["usable"])),
         ("ISA in use", isa["active"]),
         ("threads", found["threads"]),
-        ("GPUs", _names([str(d) for d in devices]) if build["cuda"] else "not looked for: this build is CPU-only"),
+        ("GPUs", gpus if build["cuda"] else "not looked for: this build is CPU-only"),
         ("Python", f"{found['python']}, {found['system']}"),
         ("packages", _names([f"{name} {v or '-'}" for name, v in found["packages"].items()])),
     ]
