@@ -29,6 +29,8 @@ done
 export GDN_LIBRARY=$PWD/$build/libgdn.so GDN_TORCH_OPS=$PWD/$build/python/csrc/_torch_ops.so PYTHONPATH=$PWD/python
 "$python" -m pytest tests/python/test_cuda_*.py "--junitxml=$report/python.xml" || status=1
 junit+=("$report/python.xml")
+shopt -s nullglob
+errors=("$report"/*.json)
 python3 tools/report_hash.py --record cuda --machine "$machine" --gpu "$gpu" --driver "$driver" --tested-hash "$tested" \
-  --junit "${junit[@]}" --errors "$report"/*.json
+  --junit "${junit[@]}" --errors "${errors[@]}"
 exit $status
