@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+// chunk_forward on Hopper: one CTA per (sequence, value head, 64 or 128 value channels), chunks of 64 tokens.
+//
+// Grid: sequences x Hv x v_splits, longest sequences first (the hardware hands out blocks in order, which makes it the
+// longest-first rule). Block: kStateWgs state warpgroups + 1 auxiliary warpgroup.
+// | warpgroup        | registers | work                                                                             |
+// | 0 .. kStateWgs-1 | 192       | X = S^T, 64 channels each: Y = X [K; Q]^T; R = V^T - Y_K e^G; U'^T = R T^T;         |
+// |                  |           | X = e^G_last X + (U'^T e^(G_last - G)) K; O^T = scale e^G Y_Q + U'^T P^T; store O  |
+// | last             | 120       | TMA loads, gates, P, L, T of the chunk ahead (aux_role.cuh)                         |
+// Per chunk and head (K = V = 128): 10.5 MFLOP on tensor cores, 48 KB in, 16 KB out.
+#pragma once
+#include "cuda/sm90/chunk_forward/inverse_role.cuh"
+#include "cuda/sm90/chunk_forward/score_role.cuh"
+#include "cuda/sm90/chunk_forward/state_role.cuh"
+
+namespace gdn::cuda::sm90 {
+
+// The sequence of rank `rank` in falling order of length; ties by index. All threads.
+template <class T>
+__device__ __forceinline__ int64_t sorted_sequence(const RuleParams& rule, int64_t rank, SmallShared<T>& small) {
+  const int count = static_cast<int>(rule.N);
+  for (int i = threadIdx.x; i < count; i += T::kThreads) {
+    SequenceInfo seq;
+    sequence_bounds(rule, i, &seq);
+    small.lengths[i] = static_cast<int32_t>(seq.len);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count; i += T::kThreads) {
+    const int32_t mine = small.lengths[i];
+    int before = 0;
+    for (int j = 0; j < count; ++j) before += small.lengths[j] > mine || (small.lengths[j] == mine && j < i);
+    if (before == rank) small.sequence = i;
+  }
+  __syncthreads();
+  return small.sequence;
+}
+
+template <class T>
+__device__ __forceinline__ void clear_output(const RuleParams& rule, const Work& work) {
+  const TensorRef& o = rule.o;
+  char* base = static_cast<char*>(o.data) + 2 * (work.seq.batch * o.stride[0] + work.seq.begin * o.stride[1] +
+                                                 work.head * o.stride[2] + work.v_begin);
+  constexpr int kPieces = T::kStateWgs * 8;
+  for (int64_t i = threadIdx.x; i < work.seq.len * kPieces; i += T::kThreads) {
+    *reinterpret_cast<uint4*>(base + (i / kPieces) * 2 * o.stride[1] + (i % kPieces) * 16) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __grid_constant__ KernelParams p) {
+  extern __shared__ uint8_t raw[];
+  const uint32_t start = ptx::smem_address(raw);
+  const uint32_t smem = (start + 1023) & ~1023u;  // the swizzle is anchored at multiples of 1024
+  uint8_t* aligned = raw + (smem - start);
+  SmallShared<T>& small = *reinterpret_cast<SmallShared<T>*>(aligned + T::kSmallOffset);
+  const RuleParams& rule = p.rule;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < T::kInputStages; ++i) {
+      ptx::mbarrier_init(ptx::smem_address(&small.input_full[i]), 1);
+      ptx::mbarrier_init(ptx::smem_address(&small.input_empty[i]), T::kStateWgs);
+    }
+    for (int i = 0; i < T::kProductStages; ++i) {
+      ptx::mbarrier_init(ptx::smem_address(&small.product_full[i]), 8);
+      ptx::mbarrier_init(ptx::smem_address(&small.product_empty[i]), 4 * T::kStateWgs);
+    }
+    ptx::fence_barrier_init();
+    for (const CUtensorMap* map : {&p.q, &p.k, &p.v, &p.o}) ptx::tma_prefetch_descriptor(map);
+  }
+
+  const int64_t per_sequence = static_cast<int64_t>(rule.Hv) * p.v_splits;
+  int64_t n = blockIdx.x / per_sequence;
+  if (rule.cu_seqlens.data != nullptr && rule.N > 1 && rule.N <= kMaxSorted) n = sorted_sequence<T>(rule, n, small);
+  // Kept in shared memory: registers are short in every role.
+  Work& work = small.work;
+  if (threadIdx.x == 0) {
+    const int32_t rest = static_cast<int32_t>(blockIdx.x % per_sequence);
+    work.head = rest / p.v_splits;
+    work.key_head = rule.head_map == GDN_HEADS_TILED ? work.head % rule.Hk : work.head / (rule.Hv / rule.Hk);
+    work.v_begin = (rest % p.v_splits) * 64 * T::kStateWgs;
+    work.seq = sequence_info(rule, n);
+    work.num_chunks = static_cast<int32_t>((work.seq.len + kChunk - 1) / kChunk);
+    work.first_checkpoint = rule.checkpoint_every > 0 ? checkpoints_before(rule, n) : 0;
+    if (!work.seq.is_null) {
+      for (int i = 0; i < T::kInputStages && i < work.num_chunks; ++i) load_tiles(p, work, small, smem, i);
+    }
+  }
+  __syncthreads();
+  if (work.seq.is_null) {
+    clear_output<T>(rule, work);
+    return;
+  }
+
+  const int warpgroup = threadIdx.x >> 7;
+  if (warpgroup < T::kStateWgs) {
+    ptx::registers_increase<T::kStateRegisters>();
+    StateRole<T>{p, smem, small, warpgroup}.run();
+  } else if (warpgroup == T::kStateWgs) {
+    ptx::registers_decrease<T::kInverseRegisters>();
+    InverseRole<T>{p, smem, small, reinterpret_cast<float*>(aligned + T::kLOffset)}.run();
+  } else {
+    ptx::registers_decrease<T::kScoreRegisters>();
+    ScoreRole<T>{p, smem, small}.run();
+  }
+}
+
+}  // namespace gdn::cuda::sm90

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: MIT
+// State warpgroup: 64 value channels of X = S^T in registers for the whole sequence, output tile by tile.
+#pragma once
+#include "cuda/common/sequence.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/ldst.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/chunk_forward/config.h"
+
+namespace gdn::cuda::sm90 {
+
+template <class T>
+struct StateRole {
+  using Element = typename T::Element;
+  using Mid = typename T::Mid;
+  static constexpr int kRegisters = T::kKeyDim / 2;  // of X per thread
+
+  const KernelParams& p;
+  uint32_t smem;
+  SmallShared<T>& small;
+  int wg;  // state warpgroup
+
+  // X[4j + e] is channel row(e) and key column 8j + 2t + (e & 1), with lane = 4g + t, row(e) = 16 warp + g + 8 (e >> 1).
+  template <class Stored, class F>
+  __device__ __forceinline__ void for_each_state_element(const TensorRef& state, int64_t slot, F&& f) const {
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    const int64_t channel = small.work.v_begin + 64 * wg + 16 * warp + (lane >> 2);
+    const int64_t column = 2 * (lane & 3);
+    const int64_t step_k = state.stride[2], step_v = state.stride[3];
+    Stored* base = static_cast<Stored*>(state.data) + slot * state.stride[0] + small.work.head * state.stride[1] +
+                   channel * step_v + column * step_k;
+#pragma unroll
+    for (int j = 0; j < T::kKeyDim / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) f(4 * j + e, base + (8 * j + (e & 1)) * step_k + (e >> 1) * 8 * step_v);
+    }
+  }
+
+  __device__ __forceinline__ void load_state(float (&x)[kRegisters]) const {
+    const TensorRef& state = p.rule.initial_state;
+    if (small.work.seq.read_slot < 0) {
+#pragma unroll
+      for (int i = 0; i < kRegisters; ++i) x[i] = 0.f;
+      return;
+    }
+    switch (state.dtype) {
+      case GDN_F32:
+        for_each_state_element<float>(state, small.work.seq.read_slot, [&](int i, const float* e) { x[i] = *e; });
+        break;
+      case GDN_BF16:
+        for_each_state_element<__nv_bfloat16>(state, small.work.seq.read_slot,
+                                              [&](int i, const __nv_bfloat16* e) { x[i] = __bfloat162float(*e); });
+        break;
+      default:
+        for_each_state_element<__half>(state, small.work.seq.read_slot,
+                                       [&](int i, const __half* e) { x[i] = __half2float(*e); });
+    }
+  }
+
+  __device__ __forceinline__ void store_state(const TensorRef& state, int64_t slot,
+                                              const float (&x)[kRegisters]) const {
+    switch (state.dtype) {
+      case GDN_F32:
+        for_each_state_element<float>(state, slot, [&](int i, float* e) { *e = x[i]; });
+        break;
+      case GDN_BF16:
+        for_each_state_element<__nv_bfloat16>(state, slot,
+                                              [&](int i, __nv_bfloat16* e) { *e = __float2bfloat16(x[i]); });
+        break;
+      default:
+        for_each_state_element<__half>(state, slot, [&](int i, __half* e) { *e = __float2half(x[i]); });
+    }
+  }
+
+  // Row of checkpoints for the state after `tokens` tokens, or -1.
+  __device__ __forceinline__ int64_t checkpoint_slot(int64_t first, int64_t tokens) const {
+    const int64_t entry = first + tokens / p.rule.checkpoint_every - 1;
+    if (p.rule.checkpoint_indices.data == nullptr) return entry < p.rule.checkpoint_slots ? entry : -1;
+    if (entry >= p.rule.checkpoint_indices.size) return -1;
+    const int64_t slot = load_index(p.rule.checkpoint_indices, entry);
+    if (is_null_slot(p.rule, slot)) return -1;
+    if (slot < p.rule.checkpoint_slots) return slot;
+    flag_error(p.rule, kBadCheckpointIndex);
+    return -1;
+  }
+
+  __device__ __forceinline__ void run() {
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, t2 = 2 * (lane & 3);
+    const bool elected = (threadIdx.x & 127) == 0;
+    const int barrier = kStateBarrier0 + wg;
+    // Of ldmatrix / stmatrix on sV and sO: matrix m = lane / 8 is tokens + 8 (m >> 1), channels + 8 (m & 1).
+    const uint32_t tile_row = 8 * (lane >> 4) + (lane & 7), tile_piece = 2 * warp + ((lane >> 3) & 1);
+    const uint32_t tile_offset =
+        swizzled(tile_row, tile_piece);  // + 16 rows = + 2048 bytes: the swizzle repeats every 8 rows
+
+    const int num_chunks = small.work.num_chunks;
+    float x[kRegisters];
+    load_state(x);
+
+    RingPosition<T::kInputStages> in;
+    uint32_t previous = 0;
+    RingPosition<T::kProductStages> product;
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      const uint32_t kq = smem + in.stage * T::kInputBytes, v = kq + T::kKqBytes + wg * kPanelBytes;
+      const uint64_t kq_descriptor = ptx::wgmma_descriptor(kq, 16, 1024);
+      const uint64_t inverse = ptx::wgmma_descriptor(smem + T::kTOffset + product.stage * kPanelBytes, 16, 1024);
+      const Factors& factors = small.factors[product.stage];
+
+      uint32_t xb[kRegisters / 2];
+#pragma unroll
+      for (int i = 0; i < kRegisters / 2; ++i) xb[i] = ptx::pack2<Element>(x[2 * i], x[2 * i + 1]);
+
+      ptx::mbarrier_wait(ptx::smem_address(&small.input_full[in.stage]), in.parity);  // by the copy engine
+      ptx::mbarrier_wait(ptx::smem_address(&small.product_full[product.stage]),
+                         product.parity);  // by the auxiliary warps
+
+      // Y = X [K; Q]^T
+      float y[64];
+      ptx::wgmma_touch(x);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int kb = 0; kb < T::kKeyDim / 16; ++kb) {
+        ptx::wgmma_m64n128_rs<Element>(
+            y, xb + 4 * kb, ptx::descriptor_advance(kq_descriptor, (kb >> 2) * 2 * kPanelBytes + (kb & 3) * 32),
+            kb > 0);
+      }
+      ptx::wgmma_commit();
+
+      // The chunk before's tiles are free once its output has left shared memory.
+      if (elected && chunk > 0) {
+        ptx::tma_store_wait_read();
+        ptx::mbarrier_arrive(ptx::smem_address(&small.input_empty[previous]));
+      }
+      previous = in.stage;
+      uint32_t vt[16];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) ptx::ldmatrix_x4_trans(vt + 4 * j, v + tile_offset + 2048 * j);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_touch(y);
+
+      // R = V^T - Y_K diag(e^G)
+      uint32_t r[16];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 f = *reinterpret_cast<const float2*>(&factors.read_k[8 * j + t2]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 value = ptx::unpack2<Element>(vt[2 * j + h]);
+          r[2 * j + h] = ptx::pack2<Mid>(value.x - f.x * y[4 * j + 2 * h], value.y - f.y * y[4 * j + 2 * h + 1]);
+        }
+      }
+      // U'^T = R T^T
+      float u[32];
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int kb = 0; kb < 4; ++kb) {
+        ptx::wgmma_m64n64_rs<Mid>(u, r + 4 * kb, ptx::descriptor_advance(inverse, kb * 32), kb > 0);
+      }
+      ptx::wgmma_commit();
+
+      // Meanwhile O^T = Y_Q diag(scale e^G), X *= e^G_last.
+      float o[32];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 f = *reinterpret_cast<const float2*>(&factors.read_q[8 * j + t2]);
+        o[4 * j] = y[32 + 4 * j] * f.x;
+        o[4 * j + 1] = y[32 + 4 * j + 1] * f.y;
+        o[4 * j + 2] = y[32 + 4 * j + 2] * f.x;
+        o[4 * j + 3] = y[32 + 4 * j + 3] * f.y;
+      }
+      const float decay = factors.decay;
+#pragma unroll
+      for (int i = 0; i < kRegisters; ++i) x[i] *= decay;
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_touch(u);
+
+      uint32_t ub[16], ud[16];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const float2 f = *reinterpret_cast<const float2*>(&factors.update[8 * j + t2]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float u0 = u[4 * j + 2 * h], u1 = u[4 * j + 2 * h + 1];
+          ub[2 * j + h] = ptx::pack2<Mid>(u0, u1);
+          ud[2 * j + h] = ptx::pack2<Element>(u0 * f.x, u1 * f.y);
+        }
+      }
+      // X += (U'^T diag(e^(G_last - G))) K, O^T += U'^T P^T
+      ptx::wgmma_touch(x);
+      ptx::wgmma_touch(o);
+      ptx::wgmma_fence();
+      const uint64_t update = ptx::wgmma_descriptor(kq, 2 * kPanelBytes, 1024);
+#pragma unroll
+      for (int kb = 0; kb < 4; ++kb) {
+        const uint64_t b = ptx::descriptor_advance(update, kb * 2048);
+        if constexpr (T::kKeyDim == 128) {
+          ptx::wgmma_m64n128_rs_trans<Element>(x, ud + 4 * kb, b, true);
+        } else {
+          ptx::wgmma_m64n64_rs_trans<Element>(x, ud + 4 * kb, b, true);
+        }
+      }
+      ptx::wgmma_commit();
+#pragma unroll
+      for (int kb = 0; kb < 4; ++kb) {
+        ptx::wgmma_m64n64_rs<Mid>(o, ub + 4 * kb, ptx::descriptor_advance(inverse, T::kPOffset - T::kTOffset + kb * 32),
+                                  true);
+      }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_touch(x);
+      ptx::wgmma_touch(o);
+      if (lane == 0) ptx::mbarrier_arrive(ptx::smem_address(&small.product_empty[product.stage]));
+
+        // O into the place of V, of which every warp has read just what it writes now.
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        ptx::stmatrix_x4_trans(v + tile_offset + 2048 * j, ptx::pack2<Element>(o[8 * j], o[8 * j + 1]),
+                               ptx::pack2<Element>(o[8 * j + 2], o[8 * j + 3]),
+                               ptx::pack2<Element>(o[8 * j + 4], o[8 * j + 5]),
+                               ptx::pack2<Element>(o[8 * j + 6], o[8 * j + 7]));
+      }
+      ptx::fence_async_proxy();
+      ptx::named_barrier_sync(barrier, 128);
+      store_output(v, chunk, elected);
+      in.advance();
+      product.advance();
+
+      if (p.rule.checkpoint_every > 0) {
+        const int64_t tokens = static_cast<int64_t>(chunk + 1) * kChunk;
+        if (tokens <= small.work.seq.len && tokens % p.rule.checkpoint_every == 0) {
+          const int64_t slot = checkpoint_slot(small.work.first_checkpoint, tokens);
+          if (slot >= 0) store_state(p.rule.checkpoints, slot, x);
+        }
+      }
+    }
+    if (small.work.seq.write_slot >= 0) store_state(p.rule.final_state, small.work.seq.write_slot, x);
+    if (elected) ptx::tma_store_wait();
+  }
+
+  // sO -> o. The copy engine clips at the end of the tensor; a tail with another sequence behind it is stored by hand.
+  __device__ __forceinline__ void store_output(uint32_t output, int chunk, bool elected) const {
+    const int64_t begin = static_cast<int64_t>(chunk) * kChunk, rest = small.work.seq.len - begin;
+    if (rest >= kChunk || small.work.seq.begin + small.work.seq.len == p.rule.T) {
+      if (elected) {
+        ptx::tma_store(&p.o, output, small.work.v_begin + 64 * wg, small.work.head,
+                       static_cast<int32_t>(small.work.seq.begin + begin), static_cast<int32_t>(small.work.seq.batch));
+      }
+      return;
+    }
+    const TensorRef& o = p.rule.o;
+    char* base = static_cast<char*>(o.data) +
+                 2 * (small.work.seq.batch * o.stride[0] + (small.work.seq.begin + begin) * o.stride[1] +
+                      small.work.head * o.stride[2] + small.work.v_begin + 64 * wg);
+    for (int i = threadIdx.x & 127; i < rest * 8; i += 128) {
+      const uint32_t row = i >> 3, piece = i & 7;
+      uint4 data;
+      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)
+                   : "r"(output + swizzled(row, piece))
+                   : "memory");
+      *reinterpret_cast<uint4*>(base + row * 2 * o.stride[1] + piece * 16) = data;
+    }
+  }
+};
+
+}  // namespace gdn::cuda::sm90
