@@ -3,9 +3,9 @@
 //   nvcc -O3 -std=c++20 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Isrc -Iinclude -cudart static
 //        -Xptxas -v -o sm90_chunk_lab lab/sm90_chunk_lab.cu
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cmath>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,7 +15,14 @@
 
 using namespace gdn::cuda;
 using namespace gdn::cuda::sm90;
-#define CHECK(x) do { cudaError_t e_ = (x); if (e_ != cudaSuccess) { std::printf("%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); std::exit(1); } } while (0)
+#define CHECK(x)                                                             \
+  do {                                                                       \
+    cudaError_t e_ = (x);                                                    \
+    if (e_ != cudaSuccess) {                                                 \
+      std::printf("%s:%d %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); \
+      std::exit(1);                                                          \
+    }                                                                        \
+  } while (0)
 
 // Block: (sequence, head); thread: value channel. fp64.
 __global__ void reference(RuleParams p, double* o, double* state) {
@@ -23,26 +30,55 @@ __global__ void reference(RuleParams p, double* o, double* state) {
   const int64_t n = blockIdx.x / p.Hv;
   SequenceInfo seq = sequence_info(p, n);
   double s[128];
-  for (int k = 0; k < p.K; ++k) s[k] = seq.read_slot < 0 ? 0.0 : (double)load_float(p.initial_state.data, p.initial_state.dtype, seq.read_slot * p.initial_state.stride[0] + h * p.initial_state.stride[1] + k * p.initial_state.stride[2] + v * p.initial_state.stride[3]);
+  for (int k = 0; k < p.K; ++k)
+    s[k] = seq.read_slot < 0
+               ? 0.0
+               : (double)load_float(p.initial_state.data, p.initial_state.dtype,
+                                    seq.read_slot * p.initial_state.stride[0] + h * p.initial_state.stride[1] +
+                                        k * p.initial_state.stride[2] + v * p.initial_state.stride[3]);
   for (int64_t t = seq.begin; t < seq.begin + seq.len; ++t) {
-    auto at = [&](const TensorRef& x, int head, int d) { return (double)load_float(x.data, x.dtype, seq.batch * x.stride[0] + t * x.stride[1] + head * x.stride[2] + d); };
+    auto at = [&](const TensorRef& x, int head, int d) {
+      return (double)load_float(x.data, x.dtype, seq.batch * x.stride[0] + t * x.stride[1] + head * x.stride[2] + d);
+    };
     double nq = 1, nk = 1;
-    if (p.qk_l2norm) { nq = nk = 0; for (int k = 0; k < p.K; ++k) { nq += at(p.q, kh, k) * at(p.q, kh, k); nk += at(p.k, kh, k) * at(p.k, kh, k); } nq = rsqrt(nq + p.l2norm_eps); nk = rsqrt(nk + p.l2norm_eps); }
-    double g = load_float(p.g.data, p.g.dtype, seq.batch * p.g.stride[0] + t * p.g.stride[1] + h), b = load_float(p.beta.data, p.beta.dtype, seq.batch * p.beta.stride[0] + t * p.beta.stride[1] + h);
+    if (p.qk_l2norm) {
+      nq = nk = 0;
+      for (int k = 0; k < p.K; ++k) {
+        nq += at(p.q, kh, k) * at(p.q, kh, k);
+        nk += at(p.k, kh, k) * at(p.k, kh, k);
+      }
+      nq = rsqrt(nq + p.l2norm_eps);
+      nk = rsqrt(nk + p.l2norm_eps);
+    }
+    double g = load_float(p.g.data, p.g.dtype, seq.batch * p.g.stride[0] + t * p.g.stride[1] + h),
+           b = load_float(p.beta.data, p.beta.dtype, seq.batch * p.beta.stride[0] + t * p.beta.stride[1] + h);
     double e = exp(g), ks = 0;
-    for (int k = 0; k < p.K; ++k) { s[k] *= e; ks += s[k] * at(p.k, kh, k) * nk; }
+    for (int k = 0; k < p.K; ++k) {
+      s[k] *= e;
+      ks += s[k] * at(p.k, kh, k) * nk;
+    }
     double u = b * (at(p.v, h, v) - ks), out = 0;
-    for (int k = 0; k < p.K; ++k) { s[k] += at(p.k, kh, k) * nk * u; out += s[k] * at(p.q, kh, k) * nq; }
+    for (int k = 0; k < p.K; ++k) {
+      s[k] += at(p.k, kh, k) * nk * u;
+      out += s[k] * at(p.q, kh, k) * nq;
+    }
     o[((seq.batch * p.T + t) * p.Hv + h) * p.V + v] = out * p.scale;
   }
   for (int k = 0; k < p.K; ++k) state[((n * p.Hv + h) * p.K + k) * p.V + v] = s[k];
 }
-__global__ void fill(float* f, __nv_bfloat16* x, int64_t n, uint32_t seed, float scale, int kind) {  // kind 0: normal, 1: uniform [0,1)
+__global__ void fill(float* f, __nv_bfloat16* x, int64_t n, uint32_t seed, float scale,
+                     int kind) {  // kind 0: normal, 1: uniform [0,1)
   for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
-    uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull + seed * 0xD1B54A32D192ED03ull; z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull; z = (z ^ (z >> 27)) * 0x94D049BB133111EBull; z ^= z >> 31;
+    uint64_t z = (i + 1) * 0x9E3779B97F4A7C15ull + seed * 0xD1B54A32D192ED03ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    z ^= z >> 31;
     float a = ((uint32_t)z >> 8) * (1.f / 16777216.f) + 1e-9f, b = (uint32_t)(z >> 40) * (1.f / 16777216.f);
     float r = (kind ? a : sqrtf(-2 * logf(a)) * cospif(2 * b)) * scale;
-    if (f) f[i] = r; else x[i] = __float2bfloat16(r);
+    if (f)
+      f[i] = r;
+    else
+      x[i] = __float2bfloat16(r);
   }
 }
 // rows of D: mix = cosine-like correlation towards a fixed direction per head, then unit length (when unit)
@@ -50,81 +86,269 @@ float key_length = 1.f;
 __global__ void shape_keys(__nv_bfloat16* x, int64_t rows, int D, int H, float mix, int unit, float length = 1.f) {
   for (int64_t r = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; r < rows; r += (int64_t)gridDim.x * blockDim.x) {
     float s = 0, v[128];
-    for (int d = 0; d < D; ++d) { float base = ((d * 37 + (int)(r % H) * 11) % 17 - 8) / 5.f; v[d] = (1 - mix) * __bfloat162float(x[r * D + d]) + mix * base; s += v[d] * v[d]; }
+    for (int d = 0; d < D; ++d) {
+      float base = ((d * 37 + (int)(r % H) * 11) % 17 - 8) / 5.f;
+      v[d] = (1 - mix) * __bfloat162float(x[r * D + d]) + mix * base;
+      s += v[d] * v[d];
+    }
     float f = unit ? rsqrtf(s) * length : 1.f;
     for (int d = 0; d < D; ++d) x[r * D + d] = __float2bfloat16(v[d] * f);
   }
 }
-__global__ void gates(float* g, int64_t n, int H, float mul, int quarter) { for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) { float z = g[i]; g[i] = quarter && (i % H) % 4 == 1 ? 0.f : -log1pf(expf(-z)) * mul; } }
-__global__ void compare(const __nv_bfloat16* o, const double* ref, int64_t n, double* sums) { double a = 0, b = 0; for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) { double x = __bfloat162float(o[i]), r = ref[i]; double d = x - r; if (!(d == d)) d = 1e30; a += d * d; b += r * r; } atomicAdd(sums, a); atomicAdd(sums + 1, b); }
-__global__ void compare_f(const float* o, const double* ref, int64_t n, double* sums) { double a = 0, b = 0; for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) { double d = o[i] - ref[i]; if (!(d == d)) d = 1e30; a += d * d; b += ref[i] * ref[i]; } atomicAdd(sums, a); atomicAdd(sums + 1, b); }
+__global__ void gates(float* g, int64_t n, int H, float mul, int quarter) {
+  for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    float z = g[i];
+    g[i] = quarter && (i % H) % 4 == 1 ? 0.f : -log1pf(expf(-z)) * mul;
+  }
+}
+__global__ void compare(const __nv_bfloat16* o, const double* ref, int64_t n, double* sums) {
+  double a = 0, b = 0;
+  for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    double x = __bfloat162float(o[i]), r = ref[i];
+    double d = x - r;
+    if (!(d == d)) d = 1e30;
+    a += d * d;
+    b += r * r;
+  }
+  atomicAdd(sums, a);
+  atomicAdd(sums + 1, b);
+}
+__global__ void compare_f(const float* o, const double* ref, int64_t n, double* sums) {
+  double a = 0, b = 0;
+  for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    double d = o[i] - ref[i];
+    if (!(d == d)) d = 1e30;
+    a += d * d;
+    b += ref[i] * ref[i];
+  }
+  atomicAdd(sums, a);
+  atomicAdd(sums + 1, b);
+}
 
 struct Problem {
-  RuleParams p; std::vector<int> lens; bool dense;
-  __nv_bfloat16 *q, *k, *v, *o; float *g, *b, *h0, *ht; int* cu;
+  RuleParams p;
+  std::vector<int> lens;
+  bool dense;
+  __nv_bfloat16 *q, *k, *v, *o;
+  float *g, *b, *h0, *ht;
+  int* cu;
 };
-template <class X> X* alloc(int64_t n) { X* p; CHECK(cudaMalloc(&p, n * sizeof(X) + 4096)); CHECK(cudaMemset(p, 0xff, n * sizeof(X) + 4096)); return p; }
-Problem make(std::vector<int> lens, int hk, int hv, float gmul, float mix, float beta_scale, bool dense, bool l2) {
-  Problem P; P.lens = lens; P.dense = dense; RuleParams& p = P.p; int64_t T = 0; for (int l : lens) T += l;
-  p.Hk = hk; p.Hv = hv; p.K = p.V = 128; p.N = lens.size(); p.B = dense ? lens.size() : 1; p.T = dense ? lens[0] : T; p.scale = 0.08838834764831845f; p.l2norm_eps = 1e-6f; p.qk_l2norm = l2;
-  P.q = alloc<__nv_bfloat16>(T * hk * 128); P.k = alloc<__nv_bfloat16>(T * hk * 128); P.v = alloc<__nv_bfloat16>(T * hv * 128); P.o = alloc<__nv_bfloat16>(T * hv * 128);
-  P.g = alloc<float>(T * hv); P.b = alloc<float>(T * hv); P.h0 = alloc<float>(p.N * hv * 16384); P.ht = alloc<float>(p.N * hv * 16384); P.cu = alloc<int>(p.N + 1);
-  fill<<<512, 256>>>(nullptr, P.q, T * hk * 128, 1, 1, 0); fill<<<512, 256>>>(nullptr, P.k, T * hk * 128, 2, 1, 0); fill<<<512, 256>>>(nullptr, P.v, T * hv * 128, 3, 1, 0);
-  shape_keys<<<512, 128>>>(P.q, T * hk, 128, hk, 0, !l2); shape_keys<<<512, 128>>>(P.k, T * hk, 128, hk, mix, !l2, key_length);
-  fill<<<512, 256>>>(P.g, nullptr, T * hv, 4, 1, 0); gates<<<512, 256>>>(P.g, T * hv, hv, gmul, 1); fill<<<512, 256>>>(P.b, nullptr, T * hv, 5, beta_scale, 1); fill<<<512, 256>>>(P.h0, nullptr, p.N * hv * 16384, 6, 1, 0);
-  std::vector<int> cu(1, 0); for (int l : lens) cu.push_back(cu.back() + l); CHECK(cudaMemcpy(P.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
-  auto t4 = [&](void* d, int h, int dt) { TensorRef r; r.data = d; r.dtype = dt; r.stride[0] = p.T * h * 128; r.stride[1] = h * 128; r.stride[2] = 128; r.stride[3] = 1; return r; };
-  p.q = t4(P.q, hk, GDN_BF16); p.k = t4(P.k, hk, GDN_BF16); p.v = t4(P.v, hv, GDN_BF16); p.o = t4(P.o, hv, GDN_BF16);
-  p.g = t4(P.g, hv, GDN_F32); p.g.stride[0] = p.T * hv; p.g.stride[1] = hv; p.g.stride[2] = 1; p.beta = p.g; p.beta.data = P.b;
-  p.initial_state = t4(P.h0, hv, GDN_F32); p.initial_state.stride[0] = hv * 16384; p.initial_state.stride[1] = 16384; p.initial_state.stride[2] = 128; p.initial_state.stride[3] = 1; p.final_state = p.initial_state; p.final_state.data = P.ht;
-  p.initial_slots = p.final_slots = p.N;
-  if (!dense) { p.cu_seqlens.data = P.cu; p.cu_seqlens.dtype = GDN_I32; p.cu_seqlens.stride[0] = 1; p.cu_seqlens.size = p.N + 1; }
-  CHECK(cudaDeviceSynchronize()); return P;
+template <class X>
+X* alloc(int64_t n) {
+  X* p;
+  CHECK(cudaMalloc(&p, n * sizeof(X) + 4096));
+  CHECK(cudaMemset(p, 0xff, n * sizeof(X) + 4096));
+  return p;
 }
-void release(Problem& P) { for (void* x : {(void*)P.q, (void*)P.k, (void*)P.v, (void*)P.o, (void*)P.g, (void*)P.b, (void*)P.h0, (void*)P.ht, (void*)P.cu}) cudaFree(x); }
-template <class T> void launch_t(const KernelParams& kp, cudaStream_t s) {
-  auto k = chunk_forward_kernel<T>; static bool once = false;
-  if (!once) { CHECK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes<T>)); once = true; }
-  k<<<(unsigned)(kp.rule.N * kp.rule.Hv * kp.v_splits), T::kThreads, kSmemBytes<T>, s>>>(kp); CHECK(cudaGetLastError());
+Problem make(std::vector<int> lens, int hk, int hv, float gmul, float mix, float beta_scale, bool dense, bool l2) {
+  Problem P;
+  P.lens = lens;
+  P.dense = dense;
+  RuleParams& p = P.p;
+  int64_t T = 0;
+  for (int l : lens) T += l;
+  p.Hk = hk;
+  p.Hv = hv;
+  p.K = p.V = 128;
+  p.N = lens.size();
+  p.B = dense ? lens.size() : 1;
+  p.T = dense ? lens[0] : T;
+  p.scale = 0.08838834764831845f;
+  p.l2norm_eps = 1e-6f;
+  p.qk_l2norm = l2;
+  P.q = alloc<__nv_bfloat16>(T * hk * 128);
+  P.k = alloc<__nv_bfloat16>(T * hk * 128);
+  P.v = alloc<__nv_bfloat16>(T * hv * 128);
+  P.o = alloc<__nv_bfloat16>(T * hv * 128);
+  P.g = alloc<float>(T * hv);
+  P.b = alloc<float>(T * hv);
+  P.h0 = alloc<float>(p.N * hv * 16384);
+  P.ht = alloc<float>(p.N * hv * 16384);
+  P.cu = alloc<int>(p.N + 1);
+  fill<<<512, 256>>>(nullptr, P.q, T * hk * 128, 1, 1, 0);
+  fill<<<512, 256>>>(nullptr, P.k, T * hk * 128, 2, 1, 0);
+  fill<<<512, 256>>>(nullptr, P.v, T * hv * 128, 3, 1, 0);
+  shape_keys<<<512, 128>>>(P.q, T * hk, 128, hk, 0, !l2);
+  shape_keys<<<512, 128>>>(P.k, T * hk, 128, hk, mix, !l2, key_length);
+  fill<<<512, 256>>>(P.g, nullptr, T * hv, 4, 1, 0);
+  gates<<<512, 256>>>(P.g, T * hv, hv, gmul, 1);
+  fill<<<512, 256>>>(P.b, nullptr, T * hv, 5, beta_scale, 1);
+  fill<<<512, 256>>>(P.h0, nullptr, p.N * hv * 16384, 6, 1, 0);
+  std::vector<int> cu(1, 0);
+  for (int l : lens) cu.push_back(cu.back() + l);
+  CHECK(cudaMemcpy(P.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
+  auto t4 = [&](void* d, int h, int dt) {
+    TensorRef r;
+    r.data = d;
+    r.dtype = dt;
+    r.stride[0] = p.T * h * 128;
+    r.stride[1] = h * 128;
+    r.stride[2] = 128;
+    r.stride[3] = 1;
+    return r;
+  };
+  p.q = t4(P.q, hk, GDN_BF16);
+  p.k = t4(P.k, hk, GDN_BF16);
+  p.v = t4(P.v, hv, GDN_BF16);
+  p.o = t4(P.o, hv, GDN_BF16);
+  p.g = t4(P.g, hv, GDN_F32);
+  p.g.stride[0] = p.T * hv;
+  p.g.stride[1] = hv;
+  p.g.stride[2] = 1;
+  p.beta = p.g;
+  p.beta.data = P.b;
+  p.initial_state = t4(P.h0, hv, GDN_F32);
+  p.initial_state.stride[0] = hv * 16384;
+  p.initial_state.stride[1] = 16384;
+  p.initial_state.stride[2] = 128;
+  p.initial_state.stride[3] = 1;
+  p.final_state = p.initial_state;
+  p.final_state.data = P.ht;
+  p.initial_slots = p.final_slots = p.N;
+  if (!dense) {
+    p.cu_seqlens.data = P.cu;
+    p.cu_seqlens.dtype = GDN_I32;
+    p.cu_seqlens.stride[0] = 1;
+    p.cu_seqlens.size = p.N + 1;
+  }
+  CHECK(cudaDeviceSynchronize());
+  return P;
+}
+void release(Problem& P) {
+  for (void* x :
+       {(void*)P.q, (void*)P.k, (void*)P.v, (void*)P.o, (void*)P.g, (void*)P.b, (void*)P.h0, (void*)P.ht, (void*)P.cu})
+    cudaFree(x);
+}
+template <class T>
+void launch_t(const KernelParams& kp, cudaStream_t s) {
+  auto k = chunk_forward_kernel<T>;
+  static bool once = false;
+  if (!once) {
+    CHECK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes<T>));
+    once = true;
+  }
+  k<<<(unsigned)(kp.rule.N * kp.rule.Hv * kp.v_splits), T::kThreads, kSmemBytes<T>, s>>>(kp);
+  CHECK(cudaGetLastError());
 }
 void launch(const Problem& P, int splits, cudaStream_t s = 0) {
-  static KernelParams kp; kp.rule = P.p; kp.v_splits = splits; const RuleParams& p = P.p;
-  if (encode_tensor_map(&kp.q, p.q, p.B, p.T, p.Hk, 128) | encode_tensor_map(&kp.k, p.k, p.B, p.T, p.Hk, 128) | encode_tensor_map(&kp.v, p.v, p.B, p.T, p.Hv, 128) | encode_tensor_map(&kp.o, p.o, p.B, p.T, p.Hv, 128)) { std::printf("encode failed\n"); std::exit(1); }
-  if (splits == 1) launch_t<Traits<__nv_bfloat16, 128, 2>>(kp, s); else launch_t<Traits<__nv_bfloat16, 128, 1>>(kp, s);
-}
-void check(const char* name, std::vector<int> lens, int hk, int hv, float gmul, float mix, float beta, bool dense, bool l2, int repeats = 0) {
-  Problem P = make(lens, hk, hv, gmul, mix, beta, dense, l2); int64_t T = 0; for (int l : lens) T += l; const int64_t no = T * hv * 128, ns = P.p.N * hv * 16384;
-  double *ro = alloc<double>(no), *rs = alloc<double>(ns), *sums = alloc<double>(4);
-  reference<<<(unsigned)(P.p.N * hv), 128>>>(P.p, ro, rs); CHECK(cudaDeviceSynchronize());
-  for (int splits : {1, 2}) {
-    CHECK(cudaMemset(P.o, 0xff, no * 2)); CHECK(cudaMemset(P.ht, 0xff, ns * 4)); CHECK(cudaMemset(sums, 0, 32));
-    launch(P, splits); cudaError_t e = cudaDeviceSynchronize(); if (e != cudaSuccess) { std::printf("%-28s splits %d: %s\n", name, splits, cudaGetErrorString(e)); std::exit(1); }
-    compare<<<256, 256>>>(P.o, ro, no, sums); compare_f<<<256, 256>>>(P.ht, rs, ns, sums + 2); double h[4]; CHECK(cudaMemcpy(h, sums, 32, cudaMemcpyDeviceToHost));
-    int differs = 0;
-    if (repeats) { std::vector<uint16_t> a(no), b(no); cudaMemcpy(a.data(), P.o, no * 2, cudaMemcpyDeviceToHost); for (int r = 0; r < repeats; ++r) { launch(P, splits); cudaMemcpy(b.data(), P.o, no * 2, cudaMemcpyDeviceToHost); differs += a != b; } }
-    std::printf("%-28s splits %d: o %.3e state %.3e%s\n", name, splits, std::sqrt(h[0] / h[1]), std::sqrt(h[2] / h[3]), repeats ? (differs ? "  DIFFERS between runs" : "  same bits") : "");
+  static KernelParams kp;
+  kp.rule = P.p;
+  kp.v_splits = splits;
+  const RuleParams& p = P.p;
+  if (encode_tensor_map(&kp.q, p.q, p.B, p.T, p.Hk, 128) | encode_tensor_map(&kp.k, p.k, p.B, p.T, p.Hk, 128) |
+      encode_tensor_map(&kp.v, p.v, p.B, p.T, p.Hv, 128) | encode_tensor_map(&kp.o, p.o, p.B, p.T, p.Hv, 128)) {
+    std::printf("encode failed\n");
+    std::exit(1);
   }
-  release(P); cudaFree(ro); cudaFree(rs); cudaFree(sums);
+  if (splits == 1)
+    launch_t<Traits<__nv_bfloat16, 128, 2>>(kp, s);
+  else
+    launch_t<Traits<__nv_bfloat16, 128, 1>>(kp, s);
+}
+void check(const char* name, std::vector<int> lens, int hk, int hv, float gmul, float mix, float beta, bool dense,
+           bool l2, int repeats = 0) {
+  Problem P = make(lens, hk, hv, gmul, mix, beta, dense, l2);
+  int64_t T = 0;
+  for (int l : lens) T += l;
+  const int64_t no = T * hv * 128, ns = P.p.N * hv * 16384;
+  double *ro = alloc<double>(no), *rs = alloc<double>(ns), *sums = alloc<double>(4);
+  reference<<<(unsigned)(P.p.N * hv), 128>>>(P.p, ro, rs);
+  CHECK(cudaDeviceSynchronize());
+  for (int splits : {1, 2}) {
+    CHECK(cudaMemset(P.o, 0xff, no * 2));
+    CHECK(cudaMemset(P.ht, 0xff, ns * 4));
+    CHECK(cudaMemset(sums, 0, 32));
+    launch(P, splits);
+    cudaError_t e = cudaDeviceSynchronize();
+    if (e != cudaSuccess) {
+      std::printf("%-28s splits %d: %s\n", name, splits, cudaGetErrorString(e));
+      std::exit(1);
+    }
+    compare<<<256, 256>>>(P.o, ro, no, sums);
+    compare_f<<<256, 256>>>(P.ht, rs, ns, sums + 2);
+    double h[4];
+    CHECK(cudaMemcpy(h, sums, 32, cudaMemcpyDeviceToHost));
+    int differs = 0;
+    if (repeats) {
+      std::vector<uint16_t> a(no), b(no);
+      cudaMemcpy(a.data(), P.o, no * 2, cudaMemcpyDeviceToHost);
+      for (int r = 0; r < repeats; ++r) {
+        launch(P, splits);
+        cudaMemcpy(b.data(), P.o, no * 2, cudaMemcpyDeviceToHost);
+        differs += a != b;
+      }
+    }
+    std::printf("%-28s splits %d: o %.3e state %.3e%s\n", name, splits, std::sqrt(h[0] / h[1]), std::sqrt(h[2] / h[3]),
+                repeats ? (differs ? "  DIFFERS between runs" : "  same bits") : "");
+  }
+  release(P);
+  cudaFree(ro);
+  cudaFree(rs);
+  cudaFree(sums);
 }
 void bench(const char* name, std::vector<int> lens, int hk, int hv) {
-  Problem P = make(lens, hk, hv, 1 / 16.f, 0, 1, false, false); cudaStream_t s; cudaStreamCreate(&s); cudaEvent_t a, b; cudaEventCreate(&a); cudaEventCreate(&b);
-  int64_t chunks = 0; for (int l : lens) chunks += (l + 63) / 64; chunks *= hv;
+  Problem P = make(lens, hk, hv, 1 / 16.f, 0, 1, false, false);
+  cudaStream_t s;
+  cudaStreamCreate(&s);
+  cudaEvent_t a, b;
+  cudaEventCreate(&a);
+  cudaEventCreate(&b);
+  int64_t chunks = 0;
+  for (int l : lens) chunks += (l + 63) / 64;
+  chunks *= hv;
   for (int splits : {1, 2}) {
-    std::vector<float> t; for (int r = 0; r < 9; ++r) { launch(P, splits, s); cudaEventRecord(a, s); for (int i = 0; i < 3; ++i) launch(P, splits, s); cudaEventRecord(b, s); CHECK(cudaStreamSynchronize(s)); float ms; cudaEventElapsedTime(&ms, a, b); t.push_back(ms / 3 * 1e3f); }
-    std::sort(t.begin(), t.end()); std::printf("%-22s Hk %d Hv %d splits %d: %8.1f us (min %.1f), %.2f TFLOP/s\n", name, hk, hv, splits, t[4], t[0], chunks * 10.5e6 / t[4] / 1e6);
+    std::vector<float> t;
+    for (int r = 0; r < 9; ++r) {
+      launch(P, splits, s);
+      cudaEventRecord(a, s);
+      for (int i = 0; i < 3; ++i) launch(P, splits, s);
+      cudaEventRecord(b, s);
+      CHECK(cudaStreamSynchronize(s));
+      float ms;
+      cudaEventElapsedTime(&ms, a, b);
+      t.push_back(ms / 3 * 1e3f);
+    }
+    std::sort(t.begin(), t.end());
+    std::printf("%-22s Hk %d Hv %d splits %d: %8.1f us (min %.1f), %.2f TFLOP/s\n", name, hk, hv, splits, t[4], t[0],
+                chunks * 10.5e6 / t[4] / 1e6);
   }
   release(P);
 }
 int main(int argc, char** argv) {
-  setvbuf(stdout, 0, _IONBF, 0); if (argc > 2 && std::string(argv[1]) == "one") { Problem P = make({4096, 4096, 4096, 4096}, 16, 32, 1 / 16.f, 0, 1, false, false); launch(P, std::atoi(argv[2])); CHECK(cudaDeviceSynchronize()); return 0; }
+  setvbuf(stdout, 0, _IONBF, 0);
+  if (argc > 2 && std::string(argv[1]) == "one") {
+    Problem P = make({4096, 4096, 4096, 4096}, 16, 32, 1 / 16.f, 0, 1, false, false);
+    launch(P, std::atoi(argv[2]));
+    CHECK(cudaDeviceSynchronize());
+    return 0;
+  }
   const bool quick = argc > 1 && std::string(argv[1]) == "bench";
   if (!quick) {
-    check("one chunk", {64}, 1, 1, 1 / 16.f, 0, 1, true, false); check("two chunks", {128}, 1, 2, 1 / 16.f, 0, 1, true, false); check("512 dense B 2", {512, 512}, 2, 4, 1 / 16.f, 0, 1, true, false, 3);
-    check("1024", {1024}, 2, 4, 1 / 16.f, 0, 1, false, false, 3); check("1024 g = 0", {1024}, 2, 4, 0, 0, 1, false, false); check("1024 strong decay", {1024}, 2, 4, 10, 0, 1, false, false);
-    check("1024 g -100", {1024}, 2, 4, 300, 0, 1, false, false); check("correlated", {1024}, 2, 4, 0, 0.75f, 1, false, false); check("ragged", {1, 63, 64, 65, 0, 100, 300, 7}, 2, 4, 1 / 16.f, 0, 1, false, false, 20);
-    check("ragged l2norm", {1, 63, 64, 65, 0, 100, 300, 7}, 2, 4, 1 / 16.f, 0, 1, false, true, 20); check("tail dense", {100, 100}, 2, 4, 1 / 16.f, 0, 1, true, false); check("beta to 1.9", {1024}, 2, 4, 1 / 16.f, 0.3f, 1.9f, false, false);
-    key_length = 1.3f; check("long keys (wide inverse)", {300}, 2, 4, 1 / 16.f, 0, 1.9f, false, false, 3); key_length = 1.f; check("long keys, l2norm", {300}, 2, 4, 1 / 16.f, 0, 1.9f, false, true);
-    check("many", std::vector<int>(64, 200), 4, 16, 1 / 16.f, 0, 1, false, true, 100); check("4096", {4096}, 2, 4, 1 / 16.f, 0, 1, false, false, 20);
+    check("one chunk", {64}, 1, 1, 1 / 16.f, 0, 1, true, false);
+    check("two chunks", {128}, 1, 2, 1 / 16.f, 0, 1, true, false);
+    check("512 dense B 2", {512, 512}, 2, 4, 1 / 16.f, 0, 1, true, false, 3);
+    check("1024", {1024}, 2, 4, 1 / 16.f, 0, 1, false, false, 3);
+    check("1024 g = 0", {1024}, 2, 4, 0, 0, 1, false, false);
+    check("1024 strong decay", {1024}, 2, 4, 10, 0, 1, false, false);
+    check("1024 g -100", {1024}, 2, 4, 300, 0, 1, false, false);
+    check("correlated", {1024}, 2, 4, 0, 0.75f, 1, false, false);
+    check("ragged", {1, 63, 64, 65, 0, 100, 300, 7}, 2, 4, 1 / 16.f, 0, 1, false, false, 20);
+    check("ragged l2norm", {1, 63, 64, 65, 0, 100, 300, 7}, 2, 4, 1 / 16.f, 0, 1, false, true, 20);
+    check("tail dense", {100, 100}, 2, 4, 1 / 16.f, 0, 1, true, false);
+    check("beta to 1.9", {1024}, 2, 4, 1 / 16.f, 0.3f, 1.9f, false, false);
+    key_length = 1.3f;
+    check("long keys (wide inverse)", {300}, 2, 4, 1 / 16.f, 0, 1.9f, false, false, 3);
+    key_length = 1.f;
+    check("long keys, l2norm", {300}, 2, 4, 1 / 16.f, 0, 1.9f, false, true);
+    check("many", std::vector<int>(64, 200), 4, 16, 1 / 16.f, 0, 1, false, true, 100);
+    check("4096", {4096}, 2, 4, 1 / 16.f, 0, 1, false, false, 20);
   }
-  bench("8192x4", {8192, 8192, 8192, 8192}, 16, 32); bench("8192x4", {8192, 8192, 8192, 8192}, 16, 64); bench("8192x4", {8192, 8192, 8192, 8192}, 16, 48); bench("32768", {32768}, 16, 64); bench("1024x8", std::vector<int>(8, 1024), 2, 8); bench("1024x8", std::vector<int>(8, 1024), 16, 64); bench("2048", {2048}, 2, 8); bench("28672+4096", {28672, 4096}, 16, 64);
+  bench("8192x4", {8192, 8192, 8192, 8192}, 16, 32);
+  bench("8192x4", {8192, 8192, 8192, 8192}, 16, 64);
+  bench("8192x4", {8192, 8192, 8192, 8192}, 16, 48);
+  bench("32768", {32768}, 16, 64);
+  bench("1024x8", std::vector<int>(8, 1024), 2, 8);
+  bench("1024x8", std::vector<int>(8, 1024), 16, 64);
+  bench("2048", {2048}, 2, 8);
+  bench("28672+4096", {28672, 4096}, 16, 64);
 }

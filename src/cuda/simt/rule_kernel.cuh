@@ -80,16 +80,16 @@ struct Block {
 
   const RuleParams& p;
   const LaunchParams& launch;
-  float* sK;      // [tile_tokens][kPaddedK]
-  float* sQ;      // [tile_tokens][kPaddedK]
-  float* sV;      // [tile_tokens][kPanel]
-  float* sDecay;  // [tile_tokens]
-  float* sBeta;   // [tile_tokens]
-  int64_t n;
+  float* sK;         // [tile_tokens][kPaddedK]
+  float* sQ;         // [tile_tokens][kPaddedK]
+  float* sV;         // [tile_tokens][kPanel]
+  float* sDecay;     // [tile_tokens]
+  float* sBeta;      // [tile_tokens]
+  const int64_t& n;  // this, seq and checkpoint_entry in shared memory: registers are short
   int32_t head;
   int32_t panel_begin;
-  SequenceInfo seq;
-  int64_t checkpoint_entry;
+  const SequenceInfo& seq;
+  const int64_t& checkpoint_entry;
 
   __device__ __forceinline__ int64_t state_base(const TensorRef& t, int64_t slot) const {
     return slot * t.stride[0] + head * t.stride[1];
@@ -170,9 +170,6 @@ struct Block {
     const bool keeps =
         (p.token_indices.data != nullptr && p.final_state.data != nullptr) || p.snapshots.data != nullptr;
     const int64_t o_base = seq.batch * p.o.stride[0] + head * p.o.stride[2];
-    // Tokens until the next checkpoint; never 0 without checkpoints.
-    int64_t until_checkpoint = p.checkpoints.data != nullptr ? p.checkpoint_every : INT64_MAX;
-    int64_t entry = checkpoint_entry;
     for (int64_t first = 0; first < seq.len; first += launch.tile_tokens) {
       const int64_t left = seq.len - first;
       const int count = left < launch.tile_tokens ? static_cast<int>(left) : launch.tile_tokens;
@@ -186,9 +183,8 @@ struct Block {
           store_float(p.o.data, p.o.dtype, o_base + token * p.o.stride[1] + (column + row_lane) * p.o.stride[3], out);
         }
         if (keeps) keep(tile, first + t, row_lane, column);
-        if (--until_checkpoint == 0) {
-          until_checkpoint = p.checkpoint_every;
-          const int64_t slot = checkpoint_slot(p, entry++);
+        if (p.checkpoints.data != nullptr && (first + t + 1) % p.checkpoint_every == 0) {
+          const int64_t slot = checkpoint_slot(p, checkpoint_entry + (first + t + 1) / p.checkpoint_every - 1);
           if (slot >= 0) {
             tile.store(p.checkpoints, launch.checkpoints, state_base(p.checkpoints, slot), p.K, p.V, row_lane, column);
           }
@@ -247,7 +243,7 @@ struct Block {
 };
 
 template <int kRows, int kCols>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     rule_kernel(const __grid_constant__ RuleParams p, const __grid_constant__ LaunchParams launch) {
   extern __shared__ float4 smem[];
   constexpr int kPaddedK = Sizes<kRows, kCols>::kPaddedK;
@@ -262,10 +258,19 @@ __global__ void __launch_bounds__(kThreads)
     const int32_t panel = static_cast<int32_t>(item - pair * launch.panels);
     const int64_t n = pair / p.Hv;
     const int32_t head = static_cast<int32_t>(pair - n * p.Hv);
-    SequenceInfo seq = sequence_info(p, n);
-    if (p.token_indices.data != nullptr) verify_start(p, n, &seq);
-    const int64_t entry = p.checkpoints.data != nullptr ? checkpoint_begin(p, n) : 0;
-    Block<kRows, kCols> block{p, launch, sK, sQ, sV, sDecay, sBeta, n, head, panel * kPanel, seq, entry};
+    __shared__ SequenceInfo shared_seq;
+    __shared__ int64_t shared_entry, shared_n;
+    __syncthreads();  // the item before is done with it
+    if (threadIdx.x == 0) {
+      SequenceInfo seq = sequence_info(p, n);
+      if (p.token_indices.data != nullptr) verify_start(p, n, &seq);
+      shared_seq = seq;
+      shared_n = n;
+      shared_entry = p.checkpoints.data != nullptr ? checkpoint_begin(p, n) : 0;
+    }
+    __syncthreads();
+    Block<kRows, kCols> block{p,    launch,         sK,         sQ,          sV, sDecay, sBeta, shared_n,
+                              head, panel * kPanel, shared_seq, shared_entry};
     block.run();
   }
 }
