@@ -114,7 +114,7 @@ class GdnCall:
     """One prepared call; arguments and outputs are kept."""
 
     def __init__(self, library: GdnLibrary, impl: str | None, x: Inputs, o_dtype: torch.dtype | None = None) -> None:
-        self.library, self.x = library, x
+        self.gdn, self.x = library, x
         self.o = torch.full_like(x["v"], float("nan"), dtype=o_dtype or x["v"].dtype)
         self.state = torch.full_like(x["h0"], float("nan"))
         args = library.api.RuleArgs(struct_size=ctypes.sizeof(library.api.RuleArgs), scale=SCALE)
@@ -132,17 +132,17 @@ class GdnCall:
     def __call__(self) -> Results:
         if self.o.is_cuda:
             self.args.stream = torch.cuda.current_stream().cuda_stream
-        with environment(self.library.env):
-            self.library.check(self.library.lib.gdn_chunk_forward(ctypes.byref(self.args)))
+        with environment(self.gdn.env):
+            self.gdn.check(self.gdn.lib.gdn_chunk_forward(ctypes.byref(self.args)))
         return self.o, self.state
 
     def plan(self) -> dict[str, Any]:
         needed = ctypes.c_size_t(0)
-        explain, api = self.library.lib.gdn_explain, self.library.api
-        with environment(self.library.env):
-            self.library.check(explain(api.OP_CHUNK_FORWARD, self.args, None, 0, needed))
+        explain, api = self.gdn.lib.gdn_explain, self.gdn.api
+        with environment(self.gdn.env):
+            self.gdn.check(explain(api.OP_CHUNK_FORWARD, self.args, None, 0, needed))
             buffer = ctypes.create_string_buffer(needed.value)
-            self.library.check(explain(api.OP_CHUNK_FORWARD, self.args, buffer, needed.value, None))
+            self.gdn.check(explain(api.OP_CHUNK_FORWARD, self.args, buffer, needed.value, None))
         return json.loads(buffer.value)
 
 

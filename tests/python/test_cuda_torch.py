@@ -54,8 +54,18 @@ def _by_sequence(x: dict[str, Tensor], lens: list[int], state: Tensor | None) ->
 # ---- results
 
 
-@pytest.mark.parametrize("function", ["chunk_forward", "recurrent"])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 5e-6), (torch.bfloat16, 5e-3), (torch.float16, 5e-3)])
+# fp16: the token loop only rounds its outputs; on tensor cores T, P, R and U' are bf16, whatever the inputs are.
+@pytest.mark.parametrize(
+    ("function", "dtype", "bound"),
+    [
+        ("chunk_forward", torch.float32, 5e-6),
+        ("chunk_forward", torch.bfloat16, 5e-3),
+        ("chunk_forward", torch.float16, 5e-3),
+        ("recurrent", torch.float32, 5e-6),
+        ("recurrent", torch.bfloat16, 5e-3),
+        ("recurrent", torch.float16, 1e-3),
+    ],
+)
 def test_rule(function: str, dtype: torch.dtype, bound: float) -> None:
     x = inputs(batch=2, tokens=150, dtype=dtype, **SIZES)
     want = recurrence(*_tuple(x), x["state"])

@@ -380,11 +380,11 @@ Status run_conv1d(const ConvProblem& problem) {
   p.y = tensor_ref(problem.y);
   p.initial_state = tensor_ref(problem.initial_state);
   p.final_state = tensor_ref(problem.final_state);
-  p.cu_seqlens = index_ref(problem.cu_seqlens);
-  p.initial_indices = index_ref(problem.initial_indices);
-  p.final_indices = index_ref(problem.final_indices);
-  p.has_initial = index_ref(problem.has_initial);
-  p.num_accepted = index_ref(problem.accepted);
+  p.cu_seqlens = index_ref_of(problem.cu_seqlens);
+  p.initial_indices = index_ref_of(problem.initial_indices);
+  p.final_indices = index_ref_of(problem.final_indices);
+  p.has_initial = index_ref_of(problem.has_initial);
+  p.num_accepted = index_ref_of(problem.accepted);
   p.D = problem.D;
   p.T = problem.T;
   p.N = problem.N;

@@ -9,27 +9,20 @@
 #include <type_traits>
 
 #include "core/problem.h"
+#include "cuda/common/make_params.h"
 #include "cuda/common/op_params.h"
 
 namespace gdn::cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Unlike the delta rule's tensor_ref_of, a view without data is an absent tensor.
 inline TensorRef tensor_ref(const View& view) {
   TensorRef ref;
   if (!view.present()) return ref;
   ref.data = view.data;
   ref.dtype = view.dtype;
   for (int32_t i = 0; i < view.ndim && i < 5; ++i) ref.stride[i] = view.stride[i];
-  return ref;
-}
-inline IndexRef index_ref(const View& view) {
-  IndexRef ref;
-  if (!view.present()) return ref;
-  ref.data = view.data;
-  ref.dtype = view.dtype;
-  ref.size = view.shape[0];
-  for (int32_t i = 0; i < view.ndim && i < 2; ++i) ref.stride[i] = view.stride[i];
   return ref;
 }
 

@@ -12,9 +12,8 @@ namespace gdn::cuda::sm90 {
 
 inline constexpr int kChunk = 64;             // tokens per chunk
 inline constexpr int kPanelBytes = 64 * 128;  // 64 rows of 64 16-bit elements, 128-byte swizzle
-inline constexpr int kLStride =
-    72;  // floats: rows 8 banks apart, so that float2 reads of 4 rows x 4 pairs do not collide
-inline constexpr int kDiagonalStride = 20;
+inline constexpr int kLStride = 72;           // floats, of the fp32 matrix of invert_wide
+inline constexpr int kDiagonalStride = 20;    // floats: a multiple of 4, so that rows can be read 16 bytes at a time
 inline constexpr int kInverseBytes = 64 * kLStride * 4;
 inline constexpr int kGateRing = 8;     // chunks whose gates are kept
 inline constexpr int kMaxSorted = 128;  // sequences up to here are taken longest first
@@ -63,8 +62,8 @@ struct Traits {
   static constexpr int kScoreRegisters = kStateWgs == 2 ? 64 : 144;
 
   // sKQ [halves][K 64 rows | Q 64 rows][64], sV [wg][64 rows][64] per input stage; sT, sP [64][64] per product stage;
-  // all 16-bit, 128-byte swizzle. The output tile takes the place of the V tile. The inverse's own (inverse.cuh): sH [64][64] fp16 and
-  // four [16][20] fp32, or sL [64][72] fp32.
+  // all 16-bit, 128-byte swizzle. The output tile takes the place of the V tile. The inverse's own (inverse.cuh):
+  // sH [64][64] fp16 and four [16][20] fp32, or sL [64][72] fp32.
   static constexpr int kKqBytes = kHalves * 2 * kPanelBytes;
   static constexpr int kVBytes = kStateWgs * kPanelBytes;
   static constexpr int kInputBytes = kKqBytes + kVBytes;
@@ -88,7 +87,7 @@ struct SmallShared {
   Work work;
   Factors factors[T::kProductStages];
   float gate[kGateRing][kChunk], beta[kGateRing][kChunk];  // cumulative log2 decay and beta, made four chunks at a time
-  uint32_t g_words[4][kChunk], beta_words[4][kChunk];      // their inputs, a chunk per auxiliary warp
+  uint32_t g_words[4][kChunk], beta_words[4][kChunk];      // their inputs, a chunk per score warp
   // Per auxiliary warp: cumulative log2 decay - log2 k_norm (what Gamma's columns subtract), and Gamma's column factors
   // left of its diagonal block.
   float column[8][kChunk], below[8][kChunk];

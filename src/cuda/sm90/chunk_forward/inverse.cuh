@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// T = (I + L)^-1 diag(beta) of a chunk by the four auxiliary warps, L strictly lower triangular, 64 x 64.
+// T = (I + L)^-1 diag(beta) of a chunk by the four warps of the inverse warpgroup, L strictly lower triangular, 64 x 64.
 //
 // The 16 x 16 diagonal blocks of I + L are inverted a warp each: their 8 x 8 diagonal blocks by fp32 substitution (a lane per
 // column), what is below by X = -D_1 L_10 D_0. Then, block column by block column (a warp each),

@@ -2,11 +2,13 @@
 // chunk_forward on Hopper: one CTA per (sequence, value head, 64 or 128 value channels), chunks of 64 tokens.
 //
 // Grid: sequences x Hv x v_splits, longest sequences first (the hardware hands out blocks in order, which makes it the
-// longest-first rule). Block: kStateWgs state warpgroups + 1 auxiliary warpgroup.
-// | warpgroup        | registers | work                                                                             |
+// longest-first rule). Block: kStateWgs state warpgroups, an inverse and a score warpgroup.
+// | warpgroup        | registers | work                                                                               |
 // | 0 .. kStateWgs-1 | 192       | X = S^T, 64 channels each: Y = X [K; Q]^T; R = V^T - Y_K e^G; U'^T = R T^T;         |
 // |                  |           | X = e^G_last X + (U'^T e^(G_last - G)) K; O^T = scale e^G Y_Q + U'^T P^T; store O  |
-// | last             | 120       | TMA loads, gates, P, L, T of the chunk ahead (aux_role.cuh)                         |
+// | kStateWgs        | 64        | L and T of a chunk ahead (inverse_role.cuh)                                        |
+// | kStateWgs + 1    | 64        | TMA loads, gates, norms, tails, P of a chunk ahead (score_role.cuh)                |
+// Registers are those of two state warpgroups; with one: 216, 144, 144.
 // Per chunk and head (K = V = 128): 10.5 MFLOP on tensor cores, 48 KB in, 16 KB out.
 #pragma once
 #include "cuda/sm90/chunk_forward/inverse_role.cuh"

@@ -117,8 +117,8 @@ Status run_chunk(const RuleProblem& p, const Plan& plan) {
     if (result == CUDA_SUCCESS) result = encode_tensor_map(&params.v, rule.v, p.B, p.T, p.Hv, p.V);
     if (result == CUDA_SUCCESS) result = encode_tensor_map(&params.o, rule.o, p.B, p.T, p.Hv, p.V);
     if (result != CUDA_SUCCESS) {
-      return Status(GDN_INTERNAL, "chunk_forward: the driver refused a tensor map (CUresult " +
-                                      std::to_string(static_cast<int>(result)) + ")");
+      return Status(GDN_INTERNAL, "chunk_forward: CUDA: found CUresult " + std::to_string(static_cast<int>(result)) +
+                                      " from encoding the tensor maps of q, k, v and o, expected CUDA_SUCCESS (0)");
     }
   }
   const cudaStream_t stream = stream_of(p);
