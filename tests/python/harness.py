@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gdn import _capi as capi
-from gdn.cli.device import Mirror, explain_on
+from gdn.cli.device import Mirror
 from oracle.cases import DTYPES, Case, Inputs, Output, contract, draw, effective, expected, plan_slots
 
 GUARD_BYTES = 4096
@@ -286,7 +286,11 @@ class Call:
             self._index("checkpoint_indices", case.checkpoint_rows)
 
     def explain(self) -> dict[str, Any]:
-        return explain_on(self.device, OPS[self.op], self.args)
+        # On a GPU of the mirrored call: what an implementation takes depends on the addresses, too.
+        if self.device is None:
+            return capi.explain(OPS[self.op], self.args)
+        mirror = self.mirror()  # kept while its tensors are looked at
+        return capi.explain(OPS[self.op], mirror.args)
 
     def mirror(self) -> Mirror:
         """All buffers on the GPU, guards included."""
