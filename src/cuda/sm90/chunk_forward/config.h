@@ -12,11 +12,9 @@ namespace gdn::cuda::sm90 {
 
 inline constexpr int kChunk = 64;             // tokens per chunk
 inline constexpr int kPanelBytes = 64 * 128;  // 64 rows of 64 16-bit elements, 128-byte swizzle
-inline constexpr int kLStride = 72;           // floats, of the fp32 matrix of invert_wide
 inline constexpr int kDiagonalStride = 20;    // floats: a multiple of 4, so that rows can be read 16 bytes at a time
-inline constexpr int kInverseBytes = 64 * kLStride * 4;
-inline constexpr int kGateRing = 8;     // chunks whose gates are kept
-inline constexpr int kMaxSorted = 128;  // sequences up to here are taken longest first
+inline constexpr int kAuxWgs = 2;             // auxiliary warpgroups: chunk c is made by number c % 2
+inline constexpr int kMaxSorted = 128;        // sequences up to here are taken longest first
 
 // Byte offset of 16-byte piece `piece` (8 elements) of a row in a 128-byte-swizzled panel.
 __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t piece) {
@@ -51,29 +49,30 @@ struct Traits {
   using Element = ElementType;
   static constexpr int kKeyDim = kKeyDimension;       // 64 or 128
   static constexpr int kStateWgs = kStateWarpgroups;  // each holds 64 value channels of the state
-  static constexpr int kThreads = 128 * (kStateWgs + 2);
+  static constexpr int kThreads = 128 * (kStateWgs + kAuxWgs);
   using Mid = __nv_bfloat16;  // T, P, R and U' in P U': their range is that of v, which fp16 does not cover
   static constexpr int kHalves = kKeyDim / 64;
-  static constexpr int kInputStages = 3;
-  static constexpr int kProductStages = 2;
+  static constexpr int kKqStages = 4;  // one in the state warpgroups' hands, one in each auxiliary's, one on its way
+  static constexpr int kVStages = 2;
+  static constexpr int kProductStages = kAuxWgs;
   // Registers per thread; the sum over the warpgroups is at most 512. At entry every thread has 65536 / kThreads.
   static constexpr int kStateRegisters = kStateWgs == 2 ? 192 : 216;
-  static constexpr int kInverseRegisters = kStateWgs == 2 ? 64 : 144;
-  static constexpr int kScoreRegisters = kStateWgs == 2 ? 64 : 144;
+  static constexpr int kAuxRegisters = kStateWgs == 2 ? 64 : 144;
 
-  // sKQ [halves][K 64 rows | Q 64 rows][64], sV [wg][64 rows][64] per input stage; sT, sP [64][64] per product stage;
-  // all 16-bit, 128-byte swizzle. The output tile takes the place of the V tile. The inverse's own (inverse.cuh):
-  // sH [64][64] fp16 and four [16][20] fp32, or sL [64][72] fp32.
+  // sKQ [halves][K 64 rows | Q 64 rows][64] and sV [wg][64 rows][64] per stage, sT, sP [64][64] per auxiliary warpgroup: all
+  // 16-bit, 128-byte swizzle. The output tile takes the place of the V tile. Then the inverse's own, per auxiliary
+  // warpgroup: sH [64][64] fp16 and four [16][20] fp32 (inverse.cuh).
   static constexpr int kKqBytes = kHalves * 2 * kPanelBytes;
   static constexpr int kVBytes = kStateWgs * kPanelBytes;
-  static constexpr int kInputBytes = kKqBytes + kVBytes;
-  static constexpr int kTOffset = kInputStages * kInputBytes;
+  static constexpr int kVOffset = kKqStages * kKqBytes;
+  static constexpr int kTOffset = kVOffset + kVStages * kVBytes;
   static constexpr int kPOffset = kTOffset + kProductStages * kPanelBytes;
-  static constexpr int kLOffset = kPOffset + kProductStages * kPanelBytes;
-  static constexpr int kSmallOffset = kLOffset + kInverseBytes;
+  static constexpr int kHOffset = kPOffset + kProductStages * kPanelBytes;
+  static constexpr int kInverseBytes = kPanelBytes + 4 * 16 * kDiagonalStride * 4;
+  static constexpr int kSmallOffset = kHOffset + kAuxWgs * kInverseBytes;
 };
 
-// Per product stage: what the state warpgroups multiply rows and columns with.
+// What the state warpgroups multiply rows and columns of a chunk with.
 struct Factors {
   float read_k[kChunk];  // e^G_i * |k_i|^-1: of K S
   float read_q[kChunk];  // scale * e^G_i * |q_i|^-1: of Q S
@@ -82,33 +81,28 @@ struct Factors {
   float pad[3];
 };
 
+// Of one auxiliary warpgroup.
+struct AuxShared {
+  Factors factors;
+  float gate[2][kChunk], beta[2][kChunk];  // cumulative log2 decay and beta of this chunk and of its next
+  float k_norm[kChunk], q_norm[kChunk];    // reciprocal L2 norms
+  float column[kChunk];                    // cumulative log2 decay - log2 k_norm: what Gamma's columns subtract
+  float below[4][kChunk];                  // per warp: Gamma's column factors left of its diagonal block
+};
+
 template <class T>
 struct SmallShared {
   Work work;
-  Factors factors[T::kProductStages];
-  float gate[kGateRing][kChunk], beta[kGateRing][kChunk];  // cumulative log2 decay and beta, made four chunks at a time
-  uint32_t g_words[4][kChunk], beta_words[4][kChunk];      // their inputs, a chunk per score warp
-  // Per auxiliary warp: cumulative log2 decay - log2 k_norm (what Gamma's columns subtract), and Gamma's column factors
-  // left of its diagonal block.
-  float column[8][kChunk], below[8][kChunk];
-  // Reciprocal L2 norms; two, as a warp may still read a chunk's while another writes the next one's.
-  float k_norm[T::kProductStages][kChunk], q_norm[T::kProductStages][kChunk];
-  uint64_t input_full[T::kInputStages], input_empty[T::kInputStages];
-  uint64_t product_full[T::kProductStages], product_empty[T::kProductStages];
-  int32_t lengths[kMaxSorted];
+  AuxShared aux[kAuxWgs];
+  uint64_t kq_full[T::kKqStages], v_full[T::kStateWgs][T::kVStages];
+  uint64_t product_full[T::kProductStages], product_empty[T::kProductStages];  // empty: the K and Q tiles are free, too
   int32_t sequence;
 };
 
 template <class T>
 inline constexpr int kSmemBytes = T::kSmallOffset + static_cast<int>(sizeof(SmallShared<T>)) + 1024;  // 1024: alignment
 
-enum NamedBarrier : int {
-  kAuxBarrier = 1,
-  kInverseBarrier = 2,
-  kScoreBarrier = 3,
-  kStateBarrier0 = 4,
-  kStateBarrier1 = 5
-};
+enum NamedBarrier : int { kAuxBarrier0 = 1, kAuxBarrier1 = 2, kStateBarrier0 = 3, kStateBarrier1 = 4 };
 
 // A position in a ring of kStages slots, and the parity of its current round.
 template <int kStages>

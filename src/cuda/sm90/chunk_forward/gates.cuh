@@ -8,19 +8,20 @@
 
 namespace gdn::cuda::sm90 {
 
-// Gates are made for four chunks at a time, a warp each: a lane's inputs are tokens 2 lane and 2 lane + 1.
+// By one warp: a lane's inputs are tokens 2 lane and 2 lane + 1.
 template <class T>
 struct GateMaker {
   static constexpr float kLog2e = 1.4426950408889634f;
   static constexpr float kMinLog2Decay = -104.f * kLog2e;  // e^-104 is 0 in fp32
 
   const KernelParams& p;
-  SmallShared<T>& small;
-  int lane, warp;
+  const Work& work;
+  uint32_t* words;  // in shared memory, 2 x 64, this warp's own: g, beta
+  int lane;
 
   __device__ __forceinline__ const char* gate_address(const TensorRef& t, int chunk, int e) const {
-    const int64_t token = small.work.seq.begin + chunk * kChunk + 2 * lane + e;
-    const int64_t index = small.work.seq.batch * t.stride[0] + token * t.stride[1] + small.work.head * t.stride[2];
+    const int64_t token = work.seq.begin + chunk * kChunk + 2 * lane + e;
+    const int64_t index = work.seq.batch * t.stride[0] + token * t.stride[1] + work.head * t.stride[2];
     return static_cast<const char*>(t.data) + (t.dtype == GDN_F32 ? 4 : 2) * index;
   }
   __device__ __forceinline__ static float take_element(uint32_t word, const char* address, int32_t dtype) {
@@ -31,14 +32,13 @@ struct GateMaker {
   }
   // The 4-byte words that hold the inputs go to shared memory, to be taken apart well after.
   __device__ __forceinline__ void fetch_gates(int chunk) const {
-    const int tokens = small.work.tokens_in(chunk);
+    const int tokens = work.tokens_in(chunk);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const bool inside = 2 * lane + e < tokens;
-      if (p.rule.g.data != nullptr)
-        ptx::copy_word(&small.g_words[warp][2 * lane + e], gate_address(p.rule.g, chunk, e), inside);
+      if (p.rule.g.data != nullptr) ptx::copy_word(words + 2 * lane + e, gate_address(p.rule.g, chunk, e), inside);
       if (p.rule.beta.data != nullptr) {
-        ptx::copy_word(&small.beta_words[warp][2 * lane + e], gate_address(p.rule.beta, chunk, e), inside);
+        ptx::copy_word(words + kChunk + 2 * lane + e, gate_address(p.rule.beta, chunk, e), inside);
       }
     }
   }
@@ -50,9 +50,8 @@ struct GateMaker {
     if (p.rule.gate_form == GDN_GATE_RAW) {
       const TensorRef &A_log = p.rule.A_log, &dt_bias = p.rule.dt_bias;
       const float bias =
-          dt_bias.data == nullptr ? 0.f : load_float(dt_bias.data, dt_bias.dtype, small.work.head * dt_bias.stride[0]);
-      const float x = g + bias,
-                  rate = -kLog2e * expf(load_float(A_log.data, A_log.dtype, small.work.head * A_log.stride[0]));
+          dt_bias.data == nullptr ? 0.f : load_float(dt_bias.data, dt_bias.dtype, work.head * dt_bias.stride[0]);
+      const float x = g + bias, rate = -kLog2e * expf(load_float(A_log.data, A_log.dtype, work.head * A_log.stride[0]));
       d = rate * (x > 20.f ? x : log1pf(__expf(x)));
     } else if (p.rule.gate_form == GDN_GATE_LINEAR) {
       d = __log2f(g);
@@ -76,10 +75,10 @@ struct GateMaker {
   }
 
   // Cumulative log2 decay and beta of a chunk, from the words fetched before.
-  __device__ __forceinline__ void make_gates(int chunk) const {
+  __device__ __forceinline__ void make_gates(int chunk, float* gate, float* beta) const {
     ptx::copy_word_wait();
-    const uint2 g_words = *reinterpret_cast<const uint2*>(&small.g_words[warp][2 * lane]);
-    const uint2 beta_words = *reinterpret_cast<const uint2*>(&small.beta_words[warp][2 * lane]);
+    const uint2 g_words = *reinterpret_cast<const uint2*>(words + 2 * lane);
+    const uint2 beta_words = *reinterpret_cast<const uint2*>(words + kChunk + 2 * lane);
     float d[2], b[2];
     if (is_plain()) {  // fp32 g and beta as they are; tokens past the end were fetched as 0
       d[0] = floor_decay(__uint_as_float(g_words.x) * kLog2e);
@@ -95,13 +94,13 @@ struct GateMaker {
       const float other = __shfl_up_sync(0xffffffffu, sum, offset);
       if (lane >= offset) sum += other;
     }
-    *reinterpret_cast<float2*>(&small.gate[chunk % kGateRing][2 * lane]) = make_float2(sum - d[1], sum);
-    *reinterpret_cast<float2*>(&small.beta[chunk % kGateRing][2 * lane]) = make_float2(b[0], b[1]);
+    *reinterpret_cast<float2*>(gate + 2 * lane) = make_float2(sum - d[1], sum);
+    *reinterpret_cast<float2*>(beta + 2 * lane) = make_float2(b[0], b[1]);
   }
 
   __device__ __forceinline__ void make_other_gates(int chunk, uint2 g_words, uint2 beta_words, float (&d)[2],
                                                    float (&b)[2]) const {
-    const int tokens = small.work.tokens_in(chunk);
+    const int tokens = work.tokens_in(chunk);
 #pragma unroll 1
     for (int e = 0; e < 2; ++e) {
       // Selected, not indexed: this loop stays one (it holds every gate form).
@@ -146,33 +145,31 @@ struct GateMaker {
 };
 
 // What the products K K^T and Q K^T of a warp's 16 rows are multiplied with: Gamma, a factor per row, the columns' norms.
-template <class T>
 struct TileWeights {
-  const float *gate, *column, *below;  // of the chunk; per warp: column, below
+  const float *gate, *column, *below;  // of the chunk; column: gate, or with the norms in it
   float gate_row[2], grown[2];
   int lane, warp;
 
-  // `column` and `below` are 64 floats of this warp's own in shared memory.
-  __device__ __forceinline__ TileWeights(const float* chunk_gate, const float* k_norm, float* own_column,
-                                         float* own_below, int own_lane, int own_warp)
-      : gate(chunk_gate), column(own_column), below(own_below), lane(own_lane), warp(own_warp) {
+  __device__ __forceinline__ TileWeights(const AuxShared& aux, int buffer, bool l2norm, int own_lane, int own_warp)
+      : gate(aux.gate[buffer]),
+        column(l2norm ? aux.column : aux.gate[buffer]),
+        below(aux.below[own_warp]),
+        lane(own_lane),
+        warp(own_warp) {
     const int row = 16 * warp + (lane >> 2);  // and row + 8
     gate_row[0] = gate[row];
     gate_row[1] = gate[row + 8];
     // Left of the diagonal block Gamma_ij = e^(G_i - R) e^(R - G_j) with R of the token before this warp's rows: two
     // differences that are not positive when no gate is.
-    const float reference = warp > 0 ? gate[16 * warp - 1] : 0.f;
-    grown[0] = ptx::exp2_fast(gate_row[0] - reference);
-    grown[1] = ptx::exp2_fast(gate_row[1] - reference);
-    float2 mine = *reinterpret_cast<const float2*>(gate + 2 * lane);
-    if (k_norm != nullptr) {  // the columns' norms ride on their gates
-      const float2 norm = *reinterpret_cast<const float2*>(k_norm + 2 * lane);
-      mine.x -= __log2f(norm.x);
-      mine.y -= __log2f(norm.y);
-    }
-    *reinterpret_cast<float2*>(own_column + 2 * lane) = mine;
+    grown[0] = ptx::exp2_fast(gate_row[0] - reference());
+    grown[1] = ptx::exp2_fast(gate_row[1] - reference());
+  }
+  __device__ __forceinline__ float reference() const { return warp > 0 ? gate[16 * warp - 1] : 0.f; }
+  // Once per chunk, by every warp for itself.
+  __device__ __forceinline__ void write_below(float* own_below) const {
+    const float2 mine = *reinterpret_cast<const float2*>(column + 2 * lane);
     *reinterpret_cast<float2*>(own_below + 2 * lane) =
-        make_float2(ptx::exp2_fast(reference - mine.x), ptx::exp2_fast(reference - mine.y));
+        make_float2(ptx::exp2_fast(reference() - mine.x), ptx::exp2_fast(reference() - mine.y));
     __syncwarp();
   }
 

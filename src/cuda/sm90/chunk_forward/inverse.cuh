@@ -106,28 +106,27 @@ struct BlockInverse {
     }
 #pragma unroll
     for (int d = 1; d < 4; ++d) {
-      if (warp + d < 4) {
-        float sum[2][4] = {}, x[2][4] = {};
-        uint32_t b[4];
+      if (warp + d >= 4) return;  // not around the rest: a[d] would count as alive for the whole kernel
+      float sum[2][4] = {}, x[2][4] = {};
+      uint32_t b[4];
 #pragma unroll
-        for (int k = 0; k < d; ++k) {
-          ptx::ldmatrix_x4(b, block(sH, warp + d, warp + k));
-          ptx::mma_half(sum[0], a[k], b[0], b[1]);
-          ptx::mma_half(sum[1], a[k], b[2], b[3]);
-        }
-        uint32_t negated[4];
+      for (int k = 0; k < d; ++k) {
+        ptx::ldmatrix_x4(b, block(sH, warp + d, warp + k));
+        ptx::mma_half(sum[0], a[k], b[0], b[1]);
+        ptx::mma_half(sum[1], a[k], b[2], b[3]);
+      }
+      uint32_t negated[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          negated[i] = ptx::pack2<__half>(sum[i >> 1][2 * (i & 1)], sum[i >> 1][2 * (i & 1) + 1]) ^ 0x80008000u;
-        }
-        ptx::ldmatrix_x4(b, block(sH, warp + d, warp + d));
-        ptx::mma_half(x[0], negated, b[0], b[1]);
-        ptx::mma_half(x[1], negated, b[2], b[3]);
-        store_inverse_block<Mid>(block(sT, warp + d, warp), x, beta);
-        if (d < 3) {
+      for (int i = 0; i < 4; ++i) {
+        negated[i] = ptx::pack2<__half>(sum[i >> 1][2 * (i & 1)], sum[i >> 1][2 * (i & 1) + 1]) ^ 0x80008000u;
+      }
+      ptx::ldmatrix_x4(b, block(sH, warp + d, warp + d));
+      ptx::mma_half(x[0], negated, b[0], b[1]);
+      ptx::mma_half(x[1], negated, b[2], b[3]);
+      store_inverse_block<Mid>(block(sT, warp + d, warp), x, beta);
+      if (d < 3) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) a[d][i] = ptx::pack2<__half>(x[i >> 1][2 * (i & 1)], x[i >> 1][2 * (i & 1) + 1]);
-        }
+        for (int i = 0; i < 4; ++i) a[d][i] = ptx::pack2<__half>(x[i >> 1][2 * (i & 1)], x[i >> 1][2 * (i & 1) + 1]);
       }
     }
   }

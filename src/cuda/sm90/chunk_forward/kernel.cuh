@@ -2,35 +2,34 @@
 // chunk_forward on Hopper: one CTA per (sequence, value head, 64 or 128 value channels), chunks of 64 tokens.
 //
 // Grid: sequences x Hv x v_splits, longest sequences first (the hardware hands out blocks in order, which makes it the
-// longest-first rule). Block: kStateWgs state warpgroups, an inverse and a score warpgroup.
-// | warpgroup        | registers | work                                                                               |
-// | 0 .. kStateWgs-1 | 192       | X = S^T, 64 channels each: Y = X [K; Q]^T; R = V^T - Y_K e^G; U'^T = R T^T;         |
-// |                  |           | X = e^G_last X + (U'^T e^(G_last - G)) K; O^T = scale e^G Y_Q + U'^T P^T; store O  |
-// | kStateWgs        | 64        | L and T of a chunk ahead (inverse_role.cuh)                                        |
-// | kStateWgs + 1    | 64        | TMA loads, gates, norms, tails, P of a chunk ahead (score_role.cuh)                |
-// Registers are those of two state warpgroups; with one: 216, 144, 144.
+// longest-first rule). Block: kStateWgs state warpgroups and two auxiliary ones.
+// | warpgroup         | registers | work                                                                              |
+// | 0 .. kStateWgs-1  | 192       | X = S^T, 64 channels each: Y = X [K; Q]^T; R = V^T - Y_K e^G; U'^T = R T^T;        |
+// |                   |           | X = e^G_last X + (U'^T e^(G_last - G)) K; O^T = scale e^G Y_Q + U'^T P^T; store O |
+// | kStateWgs, and +1 | 64        | every second chunk each, up to two ahead: loads, gates, norms, tails, L, T, P      |
+// Registers are those of two state warpgroups; with one: 216, 144.
 // Per chunk and head (K = V = 128): 10.5 MFLOP on tensor cores, 48 KB in, 16 KB out.
 #pragma once
-#include "cuda/sm90/chunk_forward/inverse_role.cuh"
-#include "cuda/sm90/chunk_forward/score_role.cuh"
+#include "cuda/sm90/chunk_forward/aux_role.cuh"
 #include "cuda/sm90/chunk_forward/state_role.cuh"
 
 namespace gdn::cuda::sm90 {
 
 // The sequence of rank `rank` in falling order of length; ties by index. All threads.
 template <class T>
-__device__ __forceinline__ int64_t sorted_sequence(const RuleParams& rule, int64_t rank, SmallShared<T>& small) {
+__device__ __forceinline__ int64_t sorted_sequence(const RuleParams& rule, int64_t rank, int32_t* lengths,
+                                                   SmallShared<T>& small) {
   const int count = static_cast<int>(rule.N);
   for (int i = threadIdx.x; i < count; i += T::kThreads) {
     SequenceInfo seq;
     sequence_bounds(rule, i, &seq);
-    small.lengths[i] = static_cast<int32_t>(seq.len);
+    lengths[i] = static_cast<int32_t>(seq.len);
   }
   __syncthreads();
   for (int i = threadIdx.x; i < count; i += T::kThreads) {
-    const int32_t mine = small.lengths[i];
+    const int32_t mine = lengths[i];
     int before = 0;
-    for (int j = 0; j < count; ++j) before += small.lengths[j] > mine || (small.lengths[j] == mine && j < i);
+    for (int j = 0; j < count; ++j) before += lengths[j] > mine || (lengths[j] == mine && j < i);
     if (before == rank) small.sequence = i;
   }
   __syncthreads();
@@ -58,21 +57,21 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
   const RuleParams& rule = p.rule;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < T::kInputStages; ++i) {
-      ptx::mbarrier_init(ptx::smem_address(&small.input_full[i]), 1);
-      ptx::mbarrier_init(ptx::smem_address(&small.input_empty[i]), T::kStateWgs);
+    for (uint64_t& barrier : small.kq_full) ptx::mbarrier_init(ptx::smem_address(&barrier), 1);
+    for (auto& barriers : small.v_full) {
+      for (uint64_t& barrier : barriers) ptx::mbarrier_init(ptx::smem_address(&barrier), 1);
     }
-    for (int i = 0; i < T::kProductStages; ++i) {
-      ptx::mbarrier_init(ptx::smem_address(&small.product_full[i]), 8);
-      ptx::mbarrier_init(ptx::smem_address(&small.product_empty[i]), 4 * T::kStateWgs);
-    }
+    for (uint64_t& barrier : small.product_full) ptx::mbarrier_init(ptx::smem_address(&barrier), 4);
+    for (uint64_t& barrier : small.product_empty) ptx::mbarrier_init(ptx::smem_address(&barrier), 4 * T::kStateWgs);
     ptx::fence_barrier_init();
     for (const CUtensorMap* map : {&p.q, &p.k, &p.v, &p.o}) ptx::tma_prefetch_descriptor(map);
   }
 
   const int64_t per_sequence = static_cast<int64_t>(rule.Hv) * p.v_splits;
   int64_t n = blockIdx.x / per_sequence;
-  if (rule.cu_seqlens.data != nullptr && rule.N > 1 && rule.N <= kMaxSorted) n = sorted_sequence<T>(rule, n, small);
+  if (rule.cu_seqlens.data != nullptr && rule.N > 1 && rule.N <= kMaxSorted) {
+    n = sorted_sequence<T>(rule, n, reinterpret_cast<int32_t*>(aligned), small);  // before any tile is there
+  }
   // Kept in shared memory: registers are short in every role.
   Work& work = small.work;
   if (threadIdx.x == 0) {
@@ -84,7 +83,10 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
     work.num_chunks = static_cast<int32_t>((work.seq.len + kChunk - 1) / kChunk);
     work.first_checkpoint = rule.checkpoint_every > 0 ? checkpoints_before(rule, n) : 0;
     if (!work.seq.is_null) {
-      for (int i = 0; i < T::kInputStages && i < work.num_chunks; ++i) load_tiles(p, work, small, smem, i);
+      for (int i = 0; i < T::kKqStages && i < work.num_chunks; ++i) load_kq(p, small, smem, i);
+      for (int i = 0; i < T::kVStages && i < work.num_chunks; ++i) {
+        for (int wg = 0; wg < T::kStateWgs; ++wg) load_v(p, small, smem, wg, i);
+      }
     }
   }
   __syncthreads();
@@ -97,12 +99,9 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
   if (warpgroup < T::kStateWgs) {
     ptx::registers_increase<T::kStateRegisters>();
     StateRole<T>{p, smem, small, warpgroup}.run();
-  } else if (warpgroup == T::kStateWgs) {
-    ptx::registers_decrease<T::kInverseRegisters>();
-    InverseRole<T>{p, smem, small, reinterpret_cast<float*>(aligned + T::kLOffset)}.run();
   } else {
-    ptx::registers_decrease<T::kScoreRegisters>();
-    ScoreRole<T>{p, smem, small}.run();
+    ptx::registers_decrease<T::kAuxRegisters>();
+    AuxRole<T>{p, small, warpgroup - T::kStateWgs}.run();
   }
 }
 

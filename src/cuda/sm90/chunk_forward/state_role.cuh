@@ -10,6 +10,16 @@
 
 namespace gdn::cuda::sm90 {
 
+// A state warpgroup's V tile of a chunk into its slot. By one thread.
+template <class T>
+__device__ __forceinline__ void load_v(const KernelParams& p, SmallShared<T>& small, uint32_t smem, int wg, int chunk) {
+  const uint32_t stage = chunk % T::kVStages, full = ptx::smem_address(&small.v_full[wg][stage]);
+  ptx::mbarrier_expect_tx(full, kPanelBytes);
+  ptx::tma_load(smem + T::kVOffset + stage * T::kVBytes + wg * kPanelBytes, &p.v, full, small.work.v_begin + 64 * wg,
+                small.work.head, static_cast<int32_t>(small.work.seq.begin) + chunk * kChunk,
+                static_cast<int32_t>(small.work.seq.batch));
+}
+
 template <class T>
 struct StateRole {
   using Element = typename T::Element;
@@ -85,6 +95,16 @@ struct StateRole {
     return -1;
   }
 
+  // Tokens from `valid` on belong to another sequence: vt[2j + h] holds tokens 8j and 8j + 1 (past this lane's 2t).
+  __device__ __forceinline__ static void clear_tail(uint32_t (&vt)[16], int valid) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t mask = 8 * j >= valid ? 0u : 8 * j + 1 >= valid ? 0xffffu : ~0u;
+      vt[2 * j] &= mask;
+      vt[2 * j + 1] &= mask;
+    }
+  }
+
   __device__ __forceinline__ void run() {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, t2 = 2 * (lane & 3);
     const bool elected = (threadIdx.x & 127) == 0;
@@ -98,20 +118,20 @@ struct StateRole {
     float x[kRegisters];
     load_state(x);
 
-    RingPosition<T::kInputStages> in;
-    uint32_t previous = 0;
-    RingPosition<T::kProductStages> product;
+    RingPosition<T::kKqStages> in;
+    RingPosition<T::kProductStages> product;  // and of V
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      const uint32_t kq = smem + in.stage * T::kInputBytes, v = kq + T::kKqBytes + wg * kPanelBytes;
+      const uint32_t kq = smem + in.stage * T::kKqBytes,
+                     v = smem + T::kVOffset + product.stage * T::kVBytes + wg * kPanelBytes;
       const uint64_t kq_descriptor = ptx::wgmma_descriptor(kq, 16, 1024);
       const uint64_t inverse = ptx::wgmma_descriptor(smem + T::kTOffset + product.stage * kPanelBytes, 16, 1024);
-      const Factors& factors = small.factors[product.stage];
+      const Factors& factors = small.aux[product.stage].factors;
 
       uint32_t xb[kRegisters / 2];
 #pragma unroll
       for (int i = 0; i < kRegisters / 2; ++i) xb[i] = ptx::pack2<Element>(x[2 * i], x[2 * i + 1]);
 
-      ptx::mbarrier_wait(ptx::smem_address(&small.input_full[in.stage]), in.parity);  // by the copy engine
+      ptx::mbarrier_wait(ptx::smem_address(&small.kq_full[in.stage]), in.parity);  // by the copy engine
       ptx::mbarrier_wait(ptx::smem_address(&small.product_full[product.stage]),
                          product.parity);  // by the auxiliary warps
 
@@ -127,15 +147,16 @@ struct StateRole {
       }
       ptx::wgmma_commit();
 
-      // The chunk before's tiles are free once its output has left shared memory.
-      if (elected && chunk > 0) {
+      // The chunk before's V tile is free once its output has left shared memory.
+      if (elected && chunk > 0 && chunk + 1 < num_chunks) {
         ptx::tma_store_wait_read();
-        ptx::mbarrier_arrive(ptx::smem_address(&small.input_empty[previous]));
+        load_v(p, small, smem, wg, chunk + 1);
       }
-      previous = in.stage;
+      ptx::mbarrier_wait(ptx::smem_address(&small.v_full[wg][product.stage]), product.parity);  // by the copy engine
       uint32_t vt[16];
 #pragma unroll
       for (int j = 0; j < 4; ++j) ptx::ldmatrix_x4_trans(vt + 4 * j, v + tile_offset + 2048 * j);
+      if (small.work.has_foreign_rows(p.rule, chunk)) clear_tail(vt, small.work.tokens_in(chunk) - t2);
       ptx::wgmma_wait<0>();
       ptx::wgmma_touch(y);
 
