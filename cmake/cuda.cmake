@@ -70,8 +70,15 @@ string(REPLACE ";" " " GDN_CUDA_ARCH_NAMES "${_gdn_names}")
 
 add_library(gdn_cuda_flags INTERFACE)
 target_include_directories(gdn_cuda_flags INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+# Compressed, because a library for every architecture is large; source lines are for profiling only.
+option(GDN_CUDA_LINEINFO "Source lines in the device code, for profilers" OFF)
+set(_gdn_compress -Xfatbin=-compress-all)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+  set(_gdn_compress --compress-mode=size)
+endif()
 target_compile_options(gdn_cuda_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -O3 -lineinfo -Xcompiler=-Wall,-Wextra
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -O3 ${_gdn_compress} $<$<BOOL:${GDN_CUDA_LINEINFO}>:-lineinfo>
+      -Xcompiler=-Wall,-Wextra
       $<$<BOOL:${GDN_WERROR}>:-Werror=all-warnings>>)
 
 set(GDN_CUDA_OBJECTS)

@@ -146,7 +146,8 @@ typedef struct gdn_rule_args {
   const gdn_tensor* beta;    /* [B, T, Hv] float, read as beta_form says; NULL: beta = 1 */
   const gdn_tensor* A_log;   /* [Hv] float, GDN_GATE_RAW only: g = -exp(A_log) * softplus(a + dt_bias) */
   const gdn_tensor* dt_bias; /* [Hv] float, GDN_GATE_RAW only; NULL: 0 */
-  const gdn_tensor* o;       /* [B, T, Hv, V] float, OUTPUT. Rows past cu_seqlens[N] are left untouched. */
+  const gdn_tensor* o;       /* [B, T, Hv, V] float, OUTPUT. Rows past cu_seqlens[N] are left untouched, but see
+                              zero_tail. */
 
   int32_t gate_form; /* GDN_GATE_* */
   int32_t beta_form; /* GDN_BETA_* */
@@ -192,7 +193,11 @@ typedef struct gdn_rule_args {
   int32_t round_qk;   /* 1: L2-normed q and k are rounded to their input dtype, as Transformers does */
   int32_t round_beta; /* 1: beta from GDN_BETA_SIGMOID* is rounded to the dtype of the beta tensor */
 
-  void* stream; /* cudaStream_t of a CUDA call; NULL: the legacy default stream. Ignored on the CPU. */
+  void* stream;       /* cudaStream_t of a CUDA call; NULL: the legacy default stream. Ignored on the CPU. */
+  int64_t max_seqlen; /* CUDA: longest sequence of cu_seqlens, for the plan only; 0: unknown. A wrong value costs time,
+                         no correctness (GDN_CHECK=1 refuses one that is too small). */
+  int32_t zero_tail;  /* 1: rows of o past cu_seqlens[N] are set to zero */
+  int32_t reserved;   /* 0 */
 } gdn_rule_args;
 
 /* Prefill: chunked evaluation of whole sequences. token_state_indices, num_accepted, snapshots must be NULL. */

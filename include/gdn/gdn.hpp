@@ -134,6 +134,8 @@ struct RuleArgs {
   const char* impl = nullptr;
   bool round_qk = false, round_beta = false;
   void* stream = nullptr;  // cudaStream_t of CUDA tensors
+  int64_t max_seqlen = 0;
+  bool zero_tail = false;
 
   // The C struct; valid while the tensors are.
   gdn_rule_args c_args() const noexcept {
@@ -173,6 +175,8 @@ struct RuleArgs {
     a.round_qk = round_qk;
     a.round_beta = round_beta;
     a.stream = stream;
+    a.max_seqlen = max_seqlen;
+    a.zero_tail = zero_tail;
     return a;
   }
 };

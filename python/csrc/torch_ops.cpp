@@ -14,6 +14,7 @@ namespace {
 // gate_form, 2-3 beta_form, 4 head_map, 5 state_layout, 6 null_slots, 7 qk_l2norm, 8 batch_invariant, 9 round_qk,
 // 10 round_beta (gdn/torch.py packs it).
 #define GDN_RULE_OPTIONS "float scale, float l2norm_eps, int flags, str? impl"
+#define GDN_MAX_SEQLEN ", int max_seqlen=0"
 
 // The inputs that every form of the rule starts with.
 struct RuleInputs {
@@ -62,6 +63,7 @@ void bind_inputs(const char* op, RuleInputs* in, gdn_rule_args* a) {
   a->dt_bias = in->dt_bias.read(op);
   a->cu_seqlens = in->cu_seqlens.read(op);
   a->stream = current_stream(*a->q);
+  a->zero_tail = 1;  // a caller who gets a new tensor finds zeros past cu_seqlens[N]
 }
 
 // Outputs are allocated before libgdn validates, so shapes that have no meaning must not reach the allocation.
@@ -74,8 +76,7 @@ void need_rank(const char* op, const char* name, const gdn_tensor& t, int32_t ra
 AtenTensorHandle new_output(const char* op, const gdn_rule_args& a) {
   need_rank(op, "q", *a.q, 4, "[B, T, Hk, K]");
   need_rank(op, "v", *a.v, 4, "[B, T, Hv, V]");
-  // Rows past cu_seqlens[N] are not libgdn's to write: a caller who gets a new tensor finds zeros there.
-  return new_tensor(*a.v, 4, a.v->shape, nullptr, a.v->dtype, a.cu_seqlens != nullptr);
+  return new_tensor(*a.v, 4, a.v->shape, nullptr, a.v->dtype);
 }
 
 AtenTensorHandle new_final_state(const gdn_rule_args& a, bool wanted) {
@@ -105,6 +106,7 @@ void rule_functional(StableIValue* stack, uint64_t, uint64_t) {
   RuleOptions options(&r);
 
   gdn_rule_args& a = options.args;
+  if constexpr (kChunk) a.max_seqlen = r.integer();
   bind_inputs(op, &in, &a);
   a.initial_state = initial.read(op);
   a.initial_state_indices = indices.read(op);
@@ -132,6 +134,7 @@ void chunk_forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   RuleOptions options(&r);
 
   gdn_rule_args& a = options.args;
+  a.max_seqlen = r.integer();
   bind_inputs(op, &in, &a);
   a.initial_state = a.final_state = state.write(op);
   a.initial_state_indices = indices.read(op);
@@ -343,11 +346,12 @@ void qk_rmsnorm_rope(StableIValue* stack, uint64_t, uint64_t) {
 STABLE_TORCH_LIBRARY(gdn, m) {
 #define GDN_FUNCTIONAL_STATE \
   ", Tensor? initial_state, Tensor? initial_state_indices, Tensor? has_initial_state, bool output_final_state, "
-  m.def("chunk_forward(" GDN_RULE_INPUTS GDN_FUNCTIONAL_STATE GDN_RULE_OPTIONS ") -> (Tensor, Tensor)");
+  m.def("chunk_forward(" GDN_RULE_INPUTS GDN_FUNCTIONAL_STATE GDN_RULE_OPTIONS GDN_MAX_SEQLEN ") -> (Tensor, Tensor)");
   m.def("recurrent(" GDN_RULE_INPUTS GDN_FUNCTIONAL_STATE GDN_RULE_OPTIONS ") -> (Tensor, Tensor)");
   m.def("chunk_forward_(" GDN_RULE_INPUTS
         ", Tensor(a!) state, Tensor? state_indices, Tensor? final_state_indices, Tensor? has_initial_state, "
-        "Tensor(b!)? checkpoints, Tensor? checkpoint_indices, int checkpoint_every, " GDN_RULE_OPTIONS ") -> Tensor");
+        "Tensor(b!)? checkpoints, Tensor? checkpoint_indices, int checkpoint_every, " GDN_RULE_OPTIONS GDN_MAX_SEQLEN
+        ") -> Tensor");
   m.def("recurrent_(" GDN_RULE_INPUTS
         ", Tensor(a!) state, Tensor? state_indices, Tensor? final_state_indices, Tensor? has_initial_state, "
         "Tensor? token_state_indices, Tensor? num_accepted, Tensor(b!)? snapshots, bool commit, " GDN_RULE_OPTIONS

@@ -105,6 +105,8 @@ class RuleArgs(Structure):
         ("impl", c_char_p),
         *_fields("round_qk round_beta", c_int32),
         ("stream", c_void_p),
+        ("max_seqlen", c_int64),
+        *_fields("zero_tail reserved", c_int32),
     )
 
 

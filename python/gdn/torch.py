@@ -136,6 +136,7 @@ def chunk_forward(
     round_qk: bool = False,
     round_beta: bool = False,
     batch_invariant: bool = False,
+    max_seqlen: int = 0,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated delta rule over whole sequences (prefill).
@@ -146,7 +147,9 @@ def chunk_forward(
         gate: ``"log"`` (g), ``"linear"`` (exp g) or ``"raw"``; beta_form: ``"value"``, ``"sigmoid"`` or ``"sigmoid2"``.
         head_map: ``"grouped"`` (key head h // (Hv / Hk)) or ``"tiled"`` (h % Hk).
         scale: None for K^-0.5.
-        cu_seqlens: ``[N + 1]`` int32 or int64; B must be 1 then.
+        cu_seqlens: ``[N + 1]`` int32 or int64; B must be 1 then. Rows of o past its last entry are zero.
+        max_seqlen: its longest sequence if the caller knows it, 0 if not: on a GPU the work is then spread better (the
+            lengths are not read on the host). No result depends on it.
         initial_state: ``[N, Hv, K, V]`` (``[N, Hv, V, K]`` with ``state_layout="v_first"``), or a pool
             ``[slots, ...]`` with ``initial_state_indices`` ``[N]``; has_initial_state ``[N]``: 0 starts from zeros.
         inplace: the final states are written to initial_state (rows final_state_indices, else the rows read).
@@ -178,11 +181,11 @@ def chunk_forward(
         if inplace:
             o = _chunk_forward_(
                 *inputs, initial_state, initial_state_indices, final_state_indices, has_initial_state, checkpoints,
-                checkpoint_indices, checkpoint_every, *options,
+                checkpoint_indices, checkpoint_every, *options, max_seqlen,
             )  # fmt: skip
             return o, initial_state
         o, final_state = _chunk_forward(
-            *inputs, initial_state, initial_state_indices, has_initial_state, output_final_state, *options
+            *inputs, initial_state, initial_state_indices, has_initial_state, output_final_state, *options, max_seqlen
         )
     except (RuntimeError, ValueError, MemoryError) as error:
         _translate(error)

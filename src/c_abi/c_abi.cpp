@@ -70,6 +70,15 @@ const char* impl_name(const gdn_rule_args* args) {
   return args->impl;  // part of the first published struct, so always there once validated
 }
 
+// Rows of o that belong to no sequence; a batch without cu_seqlens has none.
+void zero_tail(const RuleProblem& p) {
+  for (int64_t t = p.seqs.empty() ? 0 : p.seqs.back().begin + p.seqs.back().len; t < p.T; ++t) {
+    for (int64_t h = 0; h < p.Hv; ++h) {
+      for (int64_t j = 0; j < p.V; ++j) std::memset(p.o.at(0, t, h, j), 0, static_cast<size_t>(dtype_bytes(p.o.dtype)));
+    }
+  }
+}
+
 gdn_status run_rule(int32_t op, const char* function, const gdn_rule_args* args) {
   return guarded(function, [&] {
     RuleProblem& problem = tl_rule;
@@ -78,8 +87,12 @@ gdn_status run_rule(int32_t op, const char* function, const gdn_rule_args* args)
     const Implementation* impl = nullptr;
     Plan plan;
     status = choose(problem, impl_name(args), &impl, &plan);
-    if (!status.ok() || is_empty(problem)) return status;
-    return impl->run(problem, plan);
+    if (!status.ok()) return status;
+    if (!is_empty(problem)) status = impl->run(problem, plan);
+    if (!status.ok() || !problem.zero_tail) return status;
+    if (problem.on_cuda()) return cuda::run_zero_tail(problem);
+    zero_tail(problem);
+    return status;
   });
 }
 

@@ -95,7 +95,7 @@ std::string problem_json(const RuleProblem& p) {
   json.text("device", p.on_cuda() ? "cuda:" + std::to_string(p.device_id) : "cpu").number("sequences", p.N);
   if (p.on_cuda()) {
     json.number("tokens", p.B * p.T);  // room: the lengths lie on the device
-    if (!p.cu_seqlens.present()) json.number("longest_sequence", p.T);
+    if (p.max_seqlen > 0) json.number("longest_sequence", p.max_seqlen);
   } else {
     json.number("tokens", tokens).number("longest_sequence", longest).number("null_sequences", nulls);
   }

@@ -88,6 +88,8 @@ struct RuleProblem : Place {
   // CUDA only. final_indices is already initial_indices where that is its default.
   View cu_seqlens, initial_indices, final_indices, has_initial, token_indices, num_accepted, checkpoint_indices;
   int32_t null_slots = 0;
+  int64_t max_seqlen = 0;   // CUDA only, for the plan: longest sequence, at most T; 0: unknown
+  bool zero_tail = false;   // rows of o past cu_seqlens[N] are zeroed; false without cu_seqlens or tokens
   int32_t num_threads = 0;  // as asked, 0: default
   bool batch_invariant = false;
 

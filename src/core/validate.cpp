@@ -49,8 +49,12 @@ bool check_scalars(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
         c->in_range("state_layout", a.state_layout, GDN_STATE_K_FIRST, GDN_STATE_V_FIRST) &&
         c->in_range("null_slots", a.null_slots, GDN_NULL_NEGATIVE, GDN_NULL_NON_POSITIVE) &&
         c->flag("qk_l2norm", a.qk_l2norm) && c->flag("batch_invariant", a.batch_invariant) &&
-        c->flag("round_qk", a.round_qk) && c->flag("round_beta", a.round_beta) && c->threads(a.num_threads))) {
+        c->flag("round_qk", a.round_qk) && c->flag("round_beta", a.round_beta) && c->threads(a.num_threads) &&
+        c->flag("zero_tail", a.zero_tail) && c->in_range("reserved", a.reserved, 0, 0))) {
     return false;
+  }
+  if (a.max_seqlen < 0) {
+    return c->invalid("max_seqlen", std::to_string(a.max_seqlen), "a length, or 0 for unknown");
   }
   if (!std::isfinite(a.scale)) {
     return c->invalid("scale", std::to_string(a.scale), "a finite number, or 0 for K^-0.5");
@@ -371,12 +375,17 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
     return false;
   }
   static_cast<Place&>(*p) = c->place();
+  p->zero_tail = a.zero_tail != 0 && p->cu_seqlens.present() && p->T > 0;
   m.readable = !c->on_cuda() || (validation::debug_checks() && !c->plan_only());
   int64_t longest = 0;
   if (m.readable) {
     if (!validation::build_sequences(c, m.cu_seqlens, p->B, p->T, &p->seqs)) return false;
     p->N = static_cast<int64_t>(p->seqs.size());
     for (const Sequence& seq : p->seqs) longest = std::max(longest, seq.len);
+    if (c->on_cuda() && p->cu_seqlens.present() && a.max_seqlen != 0 && a.max_seqlen < longest) {
+      return c->invalid("max_seqlen", std::to_string(a.max_seqlen),
+                        "at least the longest sequence, " + std::to_string(longest) + ", or 0 (GDN_CHECK)");
+    }
   } else {
     // What is known without a look at the device: the lengths of a batch, not those of cu_seqlens.
     if (!validation::count_sequences(c, p->cu_seqlens, p->B, &p->N)) return false;
@@ -421,6 +430,7 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
   p->token_slots.clear();
   p->checkpoint_slots.clear();
   p->null_slots = a.null_slots;
+  p->max_seqlen = p->cu_seqlens.present() ? std::min(a.max_seqlen, p->T) : p->T;
   if (!p->final_indices.present() && validation::same_view(p->initial_state, p->final_state)) {
     p->final_indices = p->initial_indices;
   }

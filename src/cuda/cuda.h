@@ -41,6 +41,8 @@ std::string error_flags_text(uint32_t flags);
 const char* refuse_simt(const RuleProblem&);
 void plan_simt(const RuleProblem&, Plan*);
 Status run_simt(const RuleProblem&, const Plan&);
+// Zeros in the rows of o past cu_seqlens[N], which stays on the device.
+Status run_zero_tail(const RuleProblem&);
 
 Status run_conv1d(const ConvProblem&);
 Status run_gate(const GateProblem&);
@@ -59,6 +61,7 @@ inline const char* architectures() { return ""; }
 inline Status copy_to_host(const Place&, const void*, size_t, void*) {
   return Status(GDN_INTERNAL, "no CUDA backend");  // never reached: validation refuses CUDA tensors first
 }
+inline Status run_zero_tail(const RuleProblem&) { return Status(GDN_INTERNAL, "no CUDA backend"); }
 inline uint32_t error_flags(int32_t) { return 0; }
 inline uint32_t take_error_flags(int32_t) { return 0; }
 inline std::string error_flags_text(uint32_t) { return {}; }

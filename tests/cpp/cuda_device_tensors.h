@@ -24,6 +24,16 @@ inline bool has_cuda_device() {
   return found;
 }
 
+// The stream that the calls run on: none of them may rely on the default stream's order.
+inline cudaStream_t test_stream() {
+  static const cudaStream_t stream = [] {
+    cudaStream_t s = nullptr;
+    EXPECT_EQ(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), cudaSuccess);
+    return s;
+  }();
+  return stream;
+}
+
 class DeviceTensors {
  public:
   // The mirror of *t; nullptr stays so. All tensors are added before run().
@@ -39,27 +49,27 @@ class DeviceTensors {
     find_ranges();
     place();
     for (const Range& r : ranges_) {
-      std::vector<unsigned char> bytes(static_cast<size_t>(r.size()) + 2 * kGuard, kGuardByte);
-      std::memcpy(bytes.data() + kGuard, reinterpret_cast<const void*>(r.begin), static_cast<size_t>(r.size()));
-      check(cudaMemcpy(r.device - kGuard, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+      std::vector<unsigned char> bytes(static_cast<size_t>(r.size()) + 2 * kDeviceGuard, kDeviceGuardByte);
+      std::memcpy(bytes.data() + kDeviceGuard, reinterpret_cast<const void*>(r.begin), static_cast<size_t>(r.size()));
+      check(cudaMemcpy(r.device - kDeviceGuard, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
     }
     const gdn_status status = call();
     check(cudaDeviceSynchronize());
     for (const Range& r : ranges_) {
-      std::vector<unsigned char> bytes(static_cast<size_t>(r.size()) + 2 * kGuard);
-      check(cudaMemcpy(bytes.data(), r.device - kGuard, bytes.size(), cudaMemcpyDeviceToHost));
-      std::memcpy(reinterpret_cast<void*>(r.begin), bytes.data() + kGuard, static_cast<size_t>(r.size()));
+      std::vector<unsigned char> bytes(static_cast<size_t>(r.size()) + 2 * kDeviceGuard);
+      check(cudaMemcpy(bytes.data(), r.device - kDeviceGuard, bytes.size(), cudaMemcpyDeviceToHost));
+      std::memcpy(reinterpret_cast<void*>(r.begin), bytes.data() + kDeviceGuard, static_cast<size_t>(r.size()));
       bool intact = true;
-      for (size_t i = 0; i < kGuard; ++i)
-        intact = intact && bytes[i] == kGuardByte && bytes[bytes.size() - 1 - i] == kGuardByte;
+      for (size_t i = 0; i < kDeviceGuard; ++i)
+        intact = intact && bytes[i] == kDeviceGuardByte && bytes[bytes.size() - 1 - i] == kDeviceGuardByte;
       EXPECT_TRUE(intact) << "guard bytes around a tensor were written";
     }
     return status;
   }
 
  private:
-  static constexpr size_t kGuard = 1024;
-  static constexpr unsigned char kGuardByte = 0x5a;
+  static constexpr size_t kDeviceGuard = 1024;
+  static constexpr unsigned char kDeviceGuardByte = 0x5a;
   struct Range {
     uintptr_t begin = 0, end = 0;
     unsigned char* device = nullptr;
@@ -102,8 +112,8 @@ class DeviceTensors {
   void place() {
     size_t needed = 0;
     for (Range& r : ranges_) {
-      r.offset = needed + kGuard + r.begin % 256;
-      needed = (r.offset + static_cast<size_t>(r.size()) + kGuard + 255) / 256 * 256;
+      r.offset = needed + kDeviceGuard + r.begin % 256;
+      needed = (r.offset + static_cast<size_t>(r.size()) + kDeviceGuard + 255) / 256 * 256;
     }
     unsigned char* base = arena(needed);
     for (Range& r : ranges_) r.device = base + r.offset;
@@ -132,6 +142,41 @@ class DeviceTensors {
 
   std::deque<gdn_tensor> tensors_;  // addresses stay
   std::vector<Range> ranges_;
+};
+
+// Device memory of a test's own, with a tensor's view of it.
+class DeviceTensor {
+ public:
+  DeviceTensor(int32_t dtype, std::vector<int64_t> shape) {
+    gdn_tensor_init(&view_, nullptr, dtype, static_cast<int32_t>(shape.size()), shape.data());
+    bytes_ = dtype == GDN_I64 ? 8 : dtype == GDN_F32 || dtype == GDN_I32 ? 4 : dtype == GDN_U8 ? 1 : 2;
+    for (const int64_t d : shape) bytes_ *= static_cast<size_t>(d);
+    EXPECT_EQ(cudaMalloc(&view_.data, std::max<size_t>(bytes_, 256)), cudaSuccess);
+    EXPECT_EQ(cudaMemset(view_.data, 0, bytes_), cudaSuccess);
+    view_.device_type = GDN_CUDA;
+    EXPECT_EQ(cudaGetDevice(&view_.device_id), cudaSuccess);
+  }
+  DeviceTensor(const DeviceTensor&) = delete;
+  DeviceTensor& operator=(const DeviceTensor&) = delete;
+  ~DeviceTensor() { cudaFree(view_.data); }
+  const gdn_tensor* ptr() const { return &view_; }
+  gdn_tensor view() const { return view_; }
+  size_t bytes() const { return bytes_; }
+  template <class T>
+  void put(const std::vector<T>& values) {
+    ASSERT_LE(values.size() * sizeof(T), bytes_);
+    ASSERT_EQ(cudaMemcpy(view_.data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  template <class T>
+  std::vector<T> get() const {
+    std::vector<T> values(bytes_ / sizeof(T));
+    EXPECT_EQ(cudaMemcpy(values.data(), view_.data, bytes_, cudaMemcpyDeviceToHost), cudaSuccess);
+    return values;
+  }
+
+ private:
+  gdn_tensor view_ = {};
+  size_t bytes_ = 0;
 };
 
 }  // namespace gdn_test

@@ -8,16 +8,6 @@
 
 namespace gdn_test {
 
-// The stream that the calls run on: none of them may rely on the default stream's order.
-inline cudaStream_t test_stream() {
-  static const cudaStream_t stream = [] {
-    cudaStream_t s = nullptr;
-    EXPECT_EQ(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), cudaSuccess);
-    return s;
-  }();
-  return stream;
-}
-
 inline gdn_status cuda_causal_conv1d(const gdn_conv1d_args* args) {
   gdn_conv1d_args a = *args;
   DeviceTensors t;
@@ -68,46 +58,13 @@ inline gdn_status cuda_qk_rmsnorm_rope(const gdn_qk_rmsnorm_rope_args* args) {
 
 namespace {
 
+using gdn_test::DeviceTensor;
+
 class CudaOps : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!gdn_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   }
-};
-
-// Device memory of a test's own, with a tensor's view of it.
-class DeviceTensor {
- public:
-  DeviceTensor(int32_t dtype, std::vector<int64_t> shape) {
-    gdn_tensor_init(&view_, nullptr, dtype, static_cast<int32_t>(shape.size()), shape.data());
-    bytes_ = dtype == GDN_I64 ? 8 : dtype == GDN_F32 || dtype == GDN_I32 ? 4 : dtype == GDN_U8 ? 1 : 2;
-    for (const int64_t d : shape) bytes_ *= static_cast<size_t>(d);
-    EXPECT_EQ(cudaMalloc(&view_.data, std::max<size_t>(bytes_, 256)), cudaSuccess);
-    EXPECT_EQ(cudaMemset(view_.data, 0, bytes_), cudaSuccess);
-    view_.device_type = GDN_CUDA;
-    EXPECT_EQ(cudaGetDevice(&view_.device_id), cudaSuccess);
-  }
-  DeviceTensor(const DeviceTensor&) = delete;
-  DeviceTensor& operator=(const DeviceTensor&) = delete;
-  ~DeviceTensor() { cudaFree(view_.data); }
-  const gdn_tensor* ptr() const { return &view_; }
-  gdn_tensor view() const { return view_; }
-  size_t bytes() const { return bytes_; }
-  template <class T>
-  void put(const std::vector<T>& values) {
-    ASSERT_LE(values.size() * sizeof(T), bytes_);
-    ASSERT_EQ(cudaMemcpy(view_.data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
-  }
-  template <class T>
-  std::vector<T> get() const {
-    std::vector<T> values(bytes_ / sizeof(T));
-    EXPECT_EQ(cudaMemcpy(values.data(), view_.data, bytes_, cudaMemcpyDeviceToHost), cudaSuccess);
-    return values;
-  }
-
- private:
-  gdn_tensor view_ = {};
-  size_t bytes_ = 0;
 };
 
 std::vector<float> random_floats(int64_t n, uint32_t seed) {

@@ -48,7 +48,10 @@ inline double f16_value(uint16_t bits) {
   return bits & 0x8000 ? -a : a;
 }
 
-// A contiguous tensor one element past a 64-byte boundary, between guards.
+// Where tensors begin: one element past a 64-byte boundary, or on it.
+inline bool buffers_are_aligned = false;
+
+// A contiguous tensor between guards.
 class GuardedBuffer {
  public:
   GuardedBuffer(int32_t dtype, std::vector<int64_t> shape) : dtype_(dtype), shape_(std::move(shape)) {
@@ -56,7 +59,7 @@ class GuardedBuffer {
     count_ = std::accumulate(shape_.begin(), shape_.end(), int64_t{1}, std::multiplies<>());
     raw_.assign(2 * kGuard + static_cast<size_t>(count_ + 1) * size_ + 64, kGuardByte);
     const auto address = reinterpret_cast<uintptr_t>(raw_.data()) + kGuard;
-    begin_ = kGuard + (64 - address % 64) % 64 + size_;
+    begin_ = kGuard + (64 - address % 64) % 64 + (buffers_are_aligned ? 0 : size_);
     std::memset(data(), 0xFF, static_cast<size_t>(count_) * size_);
     gdn_tensor_init(&tensor_, data(), dtype, static_cast<int32_t>(shape_.size()), shape_.data());
   }
@@ -106,6 +109,7 @@ class GuardedBuffer {
     return f;
   }
   void remember() { before_ = raw_; }
+  void restore() { raw_ = before_; }
   // First byte changed outside elements that `written` allows, or -1.
   int64_t stray(const std::vector<bool>& written) const {
     for (size_t i = 0; i < raw_.size(); ++i) {

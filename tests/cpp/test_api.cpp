@@ -62,6 +62,10 @@ TEST(Api, StructSizesOfVersionOne) {
   EXPECT_EQ(offsetof(gdn_rule_args, struct_size), 0u);
   EXPECT_EQ(offsetof(gdn_rule_args, q), 8u);
   EXPECT_EQ(offsetof(gdn_rule_args, round_beta), 220u);
+  EXPECT_EQ(offsetof(gdn_rule_args, stream), 224u);
+  EXPECT_EQ(offsetof(gdn_rule_args, max_seqlen), 232u);
+  EXPECT_EQ(offsetof(gdn_rule_args, zero_tail), 240u);
+  EXPECT_EQ(sizeof(gdn_rule_args), 248u);  // no padding that a later field could fall into
   EXPECT_EQ(offsetof(gdn_conv1d_args, num_threads), 104u);
   EXPECT_EQ(offsetof(gdn_gate_args, num_threads), 64u);
   EXPECT_EQ(offsetof(gdn_rmsnorm_gated_args, num_threads), 60u);

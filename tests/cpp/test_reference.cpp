@@ -390,6 +390,27 @@ TEST(Reference, RoundingSwitches) {
   EXPECT_LT(largest_change(), 3e-2f);
 }
 
+TEST(Reference, ZeroTailTouchesOnlyRowsPastTheLastSequence) {
+  for (const bool empty : {false, true}) {  // no sequence at all: every row is past the last one
+    for (const int32_t zero_tail : {0, 1}) {
+      gdn_test::Sizes sizes{1, 9, 2, 4, 6, 3, empty ? 0 : 2};
+      gdn_test::RuleCase c(sizes);
+      c.args.cu_seqlens = c.indices(empty ? std::vector<int64_t>{0} : std::vector<int64_t>{0, 2, 5});
+      c.args.max_seqlen = 3;
+      c.args.zero_tail = zero_tail;
+      ASSERT_EQ(gdn_chunk_forward(&c.args), GDN_OK) << gdn_last_error();
+      const size_t written = empty ? 0 : 5 * 4 * 3;
+      for (size_t i = 0; i < c.o.size(); ++i) {
+        if (i < written) {
+          EXPECT_NE(c.o[i], gdn_test::kUntouched) << i;
+        } else {
+          EXPECT_EQ(c.o[i], zero_tail == 1 ? 0 : gdn_test::kUntouched) << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(Reference, StoresRoundToNearestEven) {
   // o = v exactly (k = q = 1, beta = 1, scale = 1): what is stored is v rounded.
   struct Example {

@@ -119,6 +119,15 @@ def test_rows_past_the_last_sequence_are_zero() -> None:
     assert not o[:, 30:].any() and relative(o[:, :30].cpu(), _by_sequence(x, [7, 23], None)[0]) <= 5e-6
 
 
+def test_longest_length_changes_no_bits() -> None:
+    x, cu = _packed([70, 1, 0, 129], dtype=torch.bfloat16)
+    y, cu = to_cuda(x), cu.cuda()
+    o, state = ops.chunk_forward(*_tuple(y), cu_seqlens=cu, output_final_state=True)
+    for longest in (129, 200, 1 << 40):
+        o2, state2 = ops.chunk_forward(*_tuple(y), cu_seqlens=cu, output_final_state=True, max_seqlen=longest)
+        assert torch.equal(o, o2) and torch.equal(state, state2)
+
+
 def test_conv_gate_norm_rope() -> None:
     """The memory-bound operators: GPU against fp64 or the CPU's own result."""
     r = torch.Generator().manual_seed(0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import gdn
 import gdn.torch as ops
 from torch_formulas import conv, inputs, l2norm, raw_gate, recurrence, relative
 
@@ -295,6 +296,18 @@ def test_qk_rmsnorm_rope() -> None:
         q_out, k_out, gate = ops.qk_rmsnorm_rope(q, k, wq, wk, q_has_gate=True, zero_centered=True, **form)
         assert relative(q_out, want_q) <= 1e-5 and relative(k_out, want_k) <= 1e-5
         assert torch.equal(gate, q[..., 64:])
+
+
+def test_longest_length_is_a_hint() -> None:
+    x = torch.full((1, 6, 1, 8), 0.5)
+    cu = torch.tensor([0, 2, 5])
+    for _ in range(3):
+        torch.full((1, 6, 1, 8), torch.nan)  # what a new tensor may find in its memory
+        o, _ = ops.chunk_forward(x, x, x, cu_seqlens=cu, qk_l2norm=True)
+        assert not o[:, 5:].any() and o[:, :5].all()
+        assert torch.equal(o, ops.chunk_forward(x, x, x, cu_seqlens=cu, qk_l2norm=True, max_seqlen=3)[0])
+    with pytest.raises(gdn.InvalidArgumentError, match="'max_seqlen': found -1, expected a length, or 0 for unknown"):
+        ops.chunk_forward(x, x, x, cu_seqlens=cu, max_seqlen=-1)
 
 
 def test_empty_work() -> None:

@@ -14,7 +14,8 @@ namespace gdn::cuda {
 __device__ __forceinline__ float load_float(const void* data, int32_t dtype, int64_t index) {
   switch (dtype) {
     case GDN_F32:
-      return __ldg(static_cast<const float*>(data) + index);
+      // Not __ldg: a kernel may write the tensor that it reads (a state in place).
+      return static_cast<const float*>(data)[index];
     case GDN_BF16:
       return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
     case GDN_F16:

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/problem.h"
 #include "core/status.h"
@@ -31,13 +32,23 @@ Status cuda_status(const char* function, const char* doing, cudaError_t error);
 
 inline cudaStream_t stream_of(const Place& place) { return static_cast<cudaStream_t>(place.stream); }
 
-// Guard, launch(), and what the launch left in cudaGetLastError.
-template <class Launch>
-Status launch_on(const Place& place, const char* function, const Launch& launch) {
+// A launch whose own error is returned: cudaGetLastError may hold an older one of the caller's, which is not ours to report
+// or to clear.
+template <class... Params>
+cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, cudaStream_t stream,
+                   std::type_identity_t<Params>... params) {
+  void* args[] = {&params...};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, args, smem_bytes, stream);
+}
+
+// Guard, then run(stream), which returns its launch's error.
+template <class Run>
+Status launch_on(const Place& place, const char* function, const Run& run) {
   const DeviceGuard guard(place.device_id);
   if (guard.error() != cudaSuccess) return cuda_status(function, "setting the device", guard.error());
-  launch(stream_of(place));
-  return cuda_status(function, "the launch", cudaGetLastError());
+  const cudaError_t error = run(stream_of(place));
+  if (error != cudaSuccess) cudaGetLastError();  // reported: nobody else is to find it
+  return cuda_status(function, "the launch", error);
 }
 
 // The device's sticky word for kernels (RuleParams::error_flags), made at first use; nullptr when that fails. Needs a

@@ -399,7 +399,7 @@ Status run_conv1d(const ConvProblem& problem) {
   p.null_slots = static_cast<int8_t>(problem.null_slots);
   return launch_on(problem, "causal_conv1d", [&](cudaStream_t stream) {
     p.error_flags = device_error_word(problem.device_id);
-    launch_conv1d(p, problem.B, problem.x.data == problem.y.data, stream);
+    return launch_conv1d(p, problem.B, problem.x.data == problem.y.data, stream);
   });
 }
 

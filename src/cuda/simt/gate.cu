@@ -100,7 +100,7 @@ Status run_gate(const GateProblem& problem) {
   p.H = problem.H;
   p.linear = problem.gate_form == GDN_GATE_LINEAR;
   p.twice = problem.beta_form == GDN_BETA_SIGMOID2;
-  return launch_on(problem, "gate", [&](cudaStream_t stream) { launch_gate(p, problem.rows, stream); });
+  return launch_on(problem, "gate", [&](cudaStream_t stream) { return launch_gate(p, problem.rows, stream); });
 }
 
 }  // namespace gdn::cuda

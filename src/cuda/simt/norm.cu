@@ -170,7 +170,7 @@ Status run_norm(const NormProblem& problem) {
   p.gate_first = problem.gate_first;
   p.zero_centered = problem.zero_centered;
   p.round = problem.round_before_weight;
-  return launch_on(problem, "rmsnorm_gated", [&](cudaStream_t stream) { launch_norm(p, problem.rows, stream); });
+  return launch_on(problem, "rmsnorm_gated", [&](cudaStream_t stream) { return launch_norm(p, problem.rows, stream); });
 }
 
 }  // namespace gdn::cuda

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
-#include <type_traits>
 
 #include "core/problem.h"
+#include "cuda/common/launch.h"
 #include "cuda/common/make_params.h"
 #include "cuda/common/op_params.h"
 
@@ -85,13 +85,6 @@ inline RowMap merge_rows(const int64_t* rows, std::initializer_list<TensorRef*> 
 // Blocks along a grid dimension; kernels stride on over what is left.
 inline uint32_t grid_x(int64_t blocks) { return static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, INT32_MAX)); }
 inline uint32_t grid_y(int64_t blocks) { return static_cast<uint32_t>(std::clamp<int64_t>(blocks, 1, 65535)); }
-
-template <class... Params>
-cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem_bytes, cudaStream_t stream,
-                   std::type_identity_t<Params>... params) {
-  void* args[] = {&params...};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, args, smem_bytes, stream);
-}
 
 // Blocks that fill a large GPU several times over: more are not worth their prologues.
 inline constexpr int64_t kFullGrid = 132 * 16;

@@ -289,7 +289,7 @@ Status run_rope(const RopeProblem& problem) {
   p.zero_centered = problem.zero_centered;
   p.theta = problem.theta;
   std::copy(problem.mrope_section, problem.mrope_section + 3, p.mrope_section);
-  return launch_on(problem, "qk_rmsnorm_rope", [&](cudaStream_t stream) { launch_rope(p, stream); });
+  return launch_on(problem, "qk_rmsnorm_rope", [&](cudaStream_t stream) { return launch_rope(p, stream); });
 }
 
 }  // namespace gdn::cuda

@@ -49,13 +49,14 @@ Access state_access(const View& state, int32_t cols) {
 }
 
 template <int kRows, int kCols>
-void launch_variant(const RuleParams& params, LaunchParams launch, cudaStream_t stream) {
-  const size_t smem_bytes = simt::Sizes<kRows, kCols>::smem_bytes(launch.tile_tokens);
-  const int64_t grid = std::min<int64_t>(launch.items, INT_MAX);
-  simt::rule_kernel<kRows, kCols><<<static_cast<unsigned>(grid), simt::kThreads, smem_bytes, stream>>>(params, launch);
+cudaError_t launch_variant(const RuleParams& params, LaunchParams items, cudaStream_t stream) {
+  const size_t smem_bytes = simt::Sizes<kRows, kCols>::smem_bytes(items.tile_tokens);
+  const int64_t grid = std::min<int64_t>(items.items, INT_MAX);
+  return launch(simt::rule_kernel<kRows, kCols>, dim3(static_cast<unsigned>(grid)), dim3(simt::kThreads), smem_bytes,
+                stream, params, items);
 }
 
-void launch_rule(const RuleProblem& p, const Plan& plan, cudaStream_t stream) {
+cudaError_t launch_rule(const RuleProblem& p, const Plan& plan, cudaStream_t stream) {
   const Variant variant = choose_variant(p);
   LaunchParams launch;
   launch.panels = static_cast<int32_t>((p.V + variant.panel() - 1) / variant.panel());
@@ -101,7 +102,7 @@ void plan_simt(const RuleProblem& p, Plan* plan) {
 
 Status run_simt(const RuleProblem& p, const Plan& plan) {
   const char* function = p.op == GDN_OP_RECURRENT ? "recurrent" : "chunk_forward";
-  return launch_on(p, function, [&](cudaStream_t stream) { launch_rule(p, plan, stream); });
+  return launch_on(p, function, [&](cudaStream_t stream) { return launch_rule(p, plan, stream); });
 }
 
 }  // namespace gdn::cuda

@@ -62,8 +62,7 @@ cudaError_t launch(const KernelParams& params, int64_t ctas, int32_t device_id, 
     if (error != cudaSuccess) return error;
     if (device_id < kMaxDevices) prepared[device_id].store(true, std::memory_order_release);
   }
-  kernel<<<static_cast<unsigned>(ctas), T::kThreads, kSmemBytes<T>, stream>>>(params);
-  return cudaGetLastError();
+  return cuda::launch(kernel, dim3(static_cast<unsigned>(ctas)), dim3(T::kThreads), kSmemBytes<T>, stream, params);
 }
 
 template <class Element, int kKeyDim>
@@ -125,6 +124,7 @@ Status run_chunk(const RuleProblem& p, const Plan& plan) {
   const cudaError_t error = p.q.dtype == GDN_BF16
                                 ? launch_element<__nv_bfloat16>(params, wgs, plan.work_items, p.device_id, stream)
                                 : launch_element<__half>(params, wgs, plan.work_items, p.device_id, stream);
+  if (error != cudaSuccess) cudaGetLastError();  // reported: nobody else is to find it
   return cuda_status("chunk_forward", "the launch", error);
 }
 
