@@ -103,7 +103,8 @@ if(_gdn_has_sm90 AND EXISTS ${PROJECT_SOURCE_DIR}/src/cuda/sm90/chunk_forward/la
 endif()
 
 # Host code, compiled by the C++ compiler with its own warnings.
-add_library(gdn_cuda_host OBJECT src/cuda/architectures.cpp src/cuda/device.cpp src/cuda/common/rule_params.cpp)
+add_library(gdn_cuda_host OBJECT src/cuda/architectures.cpp src/cuda/device.cpp src/cuda/workspace.cpp
+            src/cuda/common/rule_params.cpp)
 target_link_libraries(gdn_cuda_host PRIVATE gdn_flags)
 target_include_directories(gdn_cuda_host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 target_compile_definitions(gdn_cuda_host PRIVATE GDN_HAVE_CUDA "GDN_CUDA_ARCHS=\"${GDN_CUDA_ARCH_NAMES}\"")

@@ -27,9 +27,9 @@
  * CUDA
  * - All tensors of a call, index tensors and cu_seqlens included, lie on one device: the CPU, or one CUDA device
  *   (device_type, device_id). A mixture is refused.
- * - A CUDA call is launched on args->stream and returns without waiting; it allocates nothing, never synchronises and can
- *   be captured in a CUDA graph. Replay reads whatever cu_seqlens, indices and data then hold. The calling thread's
- *   current device may be any and stays as it is.
+ * - A CUDA call is launched on args->stream and returns without waiting; it never synchronises, allocates nothing but
+ *   scratch in stream order (see workspace in gdn_rule_args) and can be captured in a CUDA graph. Replay reads whatever
+ *   cu_seqlens, indices and data then hold. The calling thread's current device may be any and stays as it is.
  * - Metadata on the device (cu_seqlens, slot indices, num_accepted, has_initial_state) is not read on the host. Entries out
  *   of range are treated as null (nothing is read or written for them) and set a flag of the device that gdn_info shows
  *   ("bad_metadata"). With GDN_CHECK=1 in the environment the metadata is copied to the host (the call then waits for its
@@ -124,6 +124,7 @@ enum { GDN_BETA_VALUE = 0, GDN_BETA_SIGMOID = 1, GDN_BETA_SIGMOID2 = 2 }; /* bet
 enum { GDN_HEADS_GROUPED = 0, GDN_HEADS_TILED = 1 };   /* key head of h: h / (Hv/Hk) | h % Hk (ggml) */
 enum { GDN_STATE_K_FIRST = 0, GDN_STATE_V_FIRST = 1 }; /* [.., K, V] (FLA, Transformers) | [.., V, K] (vLLM, ggml) */
 enum { GDN_NULL_NEGATIVE = 0, GDN_NULL_NON_POSITIVE = 1 }; /* slots < 0 are null (SGLang) | slots <= 0 (vLLM) */
+enum { GDN_SPLIT_AUTO = 0, GDN_SPLIT_OFF = 1 };            /* the plan decides | sequences stay whole */
 enum { GDN_ACT_NONE = 0, GDN_ACT_SILU = 1, GDN_ACT_SIGMOID = 2 };
 
 /* ---------------------------------------------------------------- the delta rule
@@ -197,11 +198,26 @@ typedef struct gdn_rule_args {
   int64_t max_seqlen; /* CUDA: longest sequence of cu_seqlens, for the plan only; 0: unknown. A wrong value costs time,
                          no correctness (GDN_CHECK=1 refuses one that is too small). */
   int32_t zero_tail;  /* 1: rows of o past cu_seqlens[N] are set to zero */
-  int32_t reserved;   /* 0 */
+
+  /* Splitting of long sequences over a GPU; gdn_chunk_forward only. A sequence is cut into segments that are computed
+     side by side and joined: without the gate window exactly (within the accuracy contract), with it to below 1e-4.
+     Accepted on the CPU and by implementations that do not split; the plan says what is done. */
+  int32_t split;         /* GDN_SPLIT_* */
+  int64_t split_tokens;  /* tokens per segment, a multiple of 64; 0: the plan chooses. Excludes GDN_SPLIT_OFF. */
+  int32_t split_exact;   /* 1: no gate window */
+  float split_threshold; /* the gate window: what a head's gates shrink by more than exp(-split_threshold) from one
+                            segment into the next is not carried over. 0: 10 */
+  void* workspace;       /* CUDA scratch of gdn_chunk_forward_workspace bytes at least, on the call's device, aligned
+                            to 256 bytes, in use until the call has run on its stream; NULL: taken in stream order
+                            from a pool of the library that keeps its memory (gdn_release_memory) */
+  int64_t workspace_bytes;
 } gdn_rule_args;
 
 /* Prefill: chunked evaluation of whole sequences. token_state_indices, num_accepted, snapshots must be NULL. */
 GDN_API gdn_status gdn_chunk_forward(const gdn_rule_args* args);
+/* *bytes: the workspace that gdn_chunk_forward uses for these arguments (0: none; always 0 for CPU tensors). Depends on
+ * no value in a tensor; a tensor's address may be NULL, but a plan for known addresses needs them. */
+GDN_API gdn_status gdn_chunk_forward_workspace(const gdn_rule_args* args, int64_t* bytes);
 /* Decode (T = 1) and multi-token verify: token by token, state read once and written once per token that is kept. */
 GDN_API gdn_status gdn_recurrent(const gdn_rule_args* args);
 
@@ -322,7 +338,8 @@ GDN_API const char* gdn_get_isa(void);
 /* Measures, now and with num_threads threads (0: default), the fp32 multiply-add peak of the active ISA in GFLOP/s and
  * the memory copy rate in GB/s (bytes read + bytes written). NULL: not wanted. Takes about 0.2 s each. */
 GDN_API gdn_status gdn_measure_peak(int32_t num_threads, double* fma_gflops, double* copy_gb_per_s);
-/* Frees the pool threads' scratch memory (it grows on demand and is otherwise kept). */
+/* Frees the pool threads' scratch memory (it grows on demand and is otherwise kept), and what the library's pools on
+ * CUDA devices hold and no call in flight uses. */
 GDN_API gdn_status gdn_release_memory(void);
 
 #ifdef __cplusplus

@@ -136,6 +136,12 @@ struct RuleArgs {
   void* stream = nullptr;  // cudaStream_t of CUDA tensors
   int64_t max_seqlen = 0;
   bool zero_tail = false;
+  int32_t split = GDN_SPLIT_AUTO;
+  int64_t split_tokens = 0;
+  bool split_exact = false;
+  float split_threshold = 0;
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
 
   // The C struct; valid while the tensors are.
   gdn_rule_args c_args() const noexcept {
@@ -177,6 +183,12 @@ struct RuleArgs {
     a.stream = stream;
     a.max_seqlen = max_seqlen;
     a.zero_tail = zero_tail;
+    a.split = split;
+    a.split_tokens = split_tokens;
+    a.split_exact = split_exact;
+    a.split_threshold = split_threshold;
+    a.workspace = workspace;
+    a.workspace_bytes = workspace_bytes;
     return a;
   }
 };
@@ -185,6 +197,14 @@ struct RuleArgs {
 inline void chunk_forward(const RuleArgs& args) {
   const gdn_rule_args a = args.c_args();
   check(gdn_chunk_forward(&a));
+}
+
+// Bytes of `workspace` that chunk_forward uses for these arguments.
+inline int64_t chunk_forward_workspace(const RuleArgs& args) {
+  const gdn_rule_args a = args.c_args();
+  int64_t bytes = 0;
+  check(gdn_chunk_forward_workspace(&a, &bytes));
+  return bytes;
 }
 
 // Decode and multi-token verify: token by token.

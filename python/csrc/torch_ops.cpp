@@ -12,9 +12,9 @@ namespace {
   "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? beta, Tensor? A_log, Tensor? dt_bias, Tensor? cu_seqlens"
 // The dispatcher's cost grows with the number of arguments, so the enums and switches travel in one integer: bits 0-1
 // gate_form, 2-3 beta_form, 4 head_map, 5 state_layout, 6 null_slots, 7 qk_l2norm, 8 batch_invariant, 9 round_qk,
-// 10 round_beta (gdn/torch.py packs it).
+// 10 round_beta, 11 split off, 12 split_exact (gdn/torch.py packs it).
 #define GDN_RULE_OPTIONS "float scale, float l2norm_eps, int flags, str? impl"
-#define GDN_MAX_SEQLEN ", int max_seqlen=0"
+#define GDN_CHUNK_OPTIONS ", int max_seqlen=0, int split_tokens=0, float split_threshold=0."
 
 // The inputs that every form of the rule starts with.
 struct RuleInputs {
@@ -44,8 +44,15 @@ struct RuleOptions {
     args.batch_invariant = (flags >> 8) & 1;
     args.round_qk = (flags >> 9) & 1;
     args.round_beta = (flags >> 10) & 1;
+    args.split = (flags >> 11) & 1 ? GDN_SPLIT_OFF : GDN_SPLIT_AUTO;
+    args.split_exact = (flags >> 12) & 1;
     impl = r->optional_string();
     if (impl) args.impl = impl->c_str();
+  }
+  void read_chunk_options(ArgReader* r) {
+    args.max_seqlen = r->integer();
+    args.split_tokens = r->integer();
+    args.split_threshold = static_cast<float>(r->real());
   }
   RuleOptions(const RuleOptions&) = delete;
   RuleOptions& operator=(const RuleOptions&) = delete;
@@ -94,6 +101,23 @@ AtenTensorHandle new_final_state(const gdn_rule_args& a, bool wanted) {
                     a.initial_state_indices != nullptr);
 }
 
+// Scratch of a CUDA call comes from PyTorch's allocator: what libgdn's own pool took, PyTorch could not use again. None
+// for a sequence that has no room for two segments, and where the arguments are refused: the call says why.
+AtenTensorHandle new_workspace(const gdn_rule_args& a) {
+  int64_t bytes = 0;
+  if (a.q->device_type != GDN_CUDA || a.q->shape[1] < 128) return nullptr;
+  if (gdn_chunk_forward_workspace(&a, &bytes) != GDN_OK || bytes == 0) return nullptr;
+  const int64_t floats = (bytes + 3) / 4;
+  return new_tensor(*a.q, 1, &floats, nullptr, GDN_F32);
+}
+
+void bind_workspace(const char* op, TensorArg* workspace, gdn_rule_args* a) {
+  const gdn_tensor* t = workspace->write(op);
+  if (t == nullptr) return;
+  a->workspace = t->data;
+  a->workspace_bytes = t->shape[0] * 4;
+}
+
 template <gdn_status (*kRun)(const gdn_rule_args*), bool kChunk>
 void rule_functional(StableIValue* stack, uint64_t, uint64_t) {
   const char* op = kChunk ? "chunk_forward" : "recurrent";
@@ -106,7 +130,7 @@ void rule_functional(StableIValue* stack, uint64_t, uint64_t) {
   RuleOptions options(&r);
 
   gdn_rule_args& a = options.args;
-  if constexpr (kChunk) a.max_seqlen = r.integer();
+  if constexpr (kChunk) options.read_chunk_options(&r);
   bind_inputs(op, &in, &a);
   a.initial_state = initial.read(op);
   a.initial_state_indices = indices.read(op);
@@ -115,6 +139,8 @@ void rule_functional(StableIValue* stack, uint64_t, uint64_t) {
   TensorArg final_state("final_state", new_final_state(a, want_state));
   a.o = o.write(op);
   if (want_state) a.final_state = final_state.write(op);
+  TensorArg workspace("workspace", kChunk ? new_workspace(a) : nullptr);
+  bind_workspace(op, &workspace, &a);
   check(kRun(&a));
   stack[0] = o.release();
   stack[1] = final_state.release();
@@ -134,7 +160,7 @@ void chunk_forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   RuleOptions options(&r);
 
   gdn_rule_args& a = options.args;
-  a.max_seqlen = r.integer();
+  options.read_chunk_options(&r);
   bind_inputs(op, &in, &a);
   a.initial_state = a.final_state = state.write(op);
   a.initial_state_indices = indices.read(op);
@@ -145,6 +171,8 @@ void chunk_forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   a.checkpoint_every = checkpoint_every;
   TensorArg o("o", new_output(op, a));
   a.o = o.write(op);
+  TensorArg workspace("workspace", new_workspace(a));
+  bind_workspace(op, &workspace, &a);
   check(gdn_chunk_forward(&a));
   stack[0] = o.release();
 }
@@ -346,11 +374,12 @@ void qk_rmsnorm_rope(StableIValue* stack, uint64_t, uint64_t) {
 STABLE_TORCH_LIBRARY(gdn, m) {
 #define GDN_FUNCTIONAL_STATE \
   ", Tensor? initial_state, Tensor? initial_state_indices, Tensor? has_initial_state, bool output_final_state, "
-  m.def("chunk_forward(" GDN_RULE_INPUTS GDN_FUNCTIONAL_STATE GDN_RULE_OPTIONS GDN_MAX_SEQLEN ") -> (Tensor, Tensor)");
+  m.def("chunk_forward(" GDN_RULE_INPUTS GDN_FUNCTIONAL_STATE GDN_RULE_OPTIONS GDN_CHUNK_OPTIONS
+        ") -> (Tensor, Tensor)");
   m.def("recurrent(" GDN_RULE_INPUTS GDN_FUNCTIONAL_STATE GDN_RULE_OPTIONS ") -> (Tensor, Tensor)");
   m.def("chunk_forward_(" GDN_RULE_INPUTS
         ", Tensor(a!) state, Tensor? state_indices, Tensor? final_state_indices, Tensor? has_initial_state, "
-        "Tensor(b!)? checkpoints, Tensor? checkpoint_indices, int checkpoint_every, " GDN_RULE_OPTIONS GDN_MAX_SEQLEN
+        "Tensor(b!)? checkpoints, Tensor? checkpoint_indices, int checkpoint_every, " GDN_RULE_OPTIONS GDN_CHUNK_OPTIONS
         ") -> Tensor");
   m.def("recurrent_(" GDN_RULE_INPUTS
         ", Tensor(a!) state, Tensor? state_indices, Tensor? final_state_indices, Tensor? has_initial_state, "

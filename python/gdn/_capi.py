@@ -27,6 +27,7 @@ BETA_FORMS = {"value": 0, "sigmoid": 1, "sigmoid2": 2}
 HEAD_MAPS = {"grouped": 0, "tiled": 1}
 STATE_LAYOUTS = {"k_first": 0, "v_first": 1}
 NULL_SLOTS = {"negative": 0, "non_positive": 1}
+SPLITS = {"auto": 0, "off": 1}
 ACTIVATIONS = {None: 0, "none": 0, "silu": 1, "swish": 1, "sigmoid": 2}
 
 
@@ -106,7 +107,12 @@ class RuleArgs(Structure):
         *_fields("round_qk round_beta", c_int32),
         ("stream", c_void_p),
         ("max_seqlen", c_int64),
-        *_fields("zero_tail reserved", c_int32),
+        *_fields("zero_tail split", c_int32),
+        ("split_tokens", c_int64),
+        ("split_exact", c_int32),
+        ("split_threshold", c_float),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_int64),
     )
 
 
@@ -202,6 +208,7 @@ def _load() -> ctypes.CDLL:
     ):
         function = getattr(loaded, name)
         function.restype, function.argtypes = c_int32, (POINTER(struct),)
+    loaded.gdn_chunk_forward_workspace.argtypes = (POINTER(RuleArgs), POINTER(c_int64))
     loaded.gdn_explain.argtypes = (c_int32, POINTER(RuleArgs), c_char_p, c_size_t, POINTER(c_size_t))
     loaded.gdn_info.argtypes = (c_char_p, c_size_t, POINTER(c_size_t))
     loaded.gdn_set_num_threads.argtypes = (c_int32,)

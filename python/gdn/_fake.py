@@ -30,7 +30,8 @@ def _num_sequences(cu_seqlens: Tensor | None, batch: int) -> int:
 def _rule(function: str):
     def fake(
         q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, initial_state_indices, has_initial_state,
-        output_final_state, scale, l2norm_eps, flags, impl, max_seqlen=0,
+        output_final_state, scale, l2norm_eps, flags, impl, max_seqlen=0, split_tokens=0,
+        split_threshold=0.0,
     ):  # fmt: skip
         _device(function, "q", q)
         o = v.new_empty(v.shape)

@@ -57,6 +57,13 @@ def _beta_form(function: str, use_sigmoid: bool, allow_neg_eigval: bool) -> str:
     return "sigmoid2" if allow_neg_eigval else "sigmoid"
 
 
+def _longest(cu_seqlens: Tensor) -> int:
+    """The longest sequence, or 0 for what the call itself will refuse."""
+    if cu_seqlens.is_cuda or cu_seqlens.ndim != 1 or cu_seqlens.numel() < 2:
+        return 0
+    return max(0, int(cu_seqlens.diff().max()))
+
+
 def chunk_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -105,6 +112,9 @@ def chunk_gated_delta_rule(
     use_gate = kwargs.pop("use_gate_in_kernel", False)
     gate = _gate(function, use_gate, g, kwargs.pop("A_log", None), kwargs.pop("dt_bias", None))
     _refuse_unknown(function, kwargs)
+    max_seqlen = 0
+    if cu_seqlens_cpu is not None and q.is_cuda and not torch.compiler.is_compiling():
+        max_seqlen = _longest(cu_seqlens_cpu)
     return ops.chunk_forward(
         q,
         k,
@@ -118,6 +128,7 @@ def chunk_gated_delta_rule(
         initial_state=initial_state,
         output_final_state=output_final_state,
         state_layout="v_first" if state_v_first else "k_first",
+        max_seqlen=max_seqlen,
         **gate,
     )
 

@@ -106,6 +106,16 @@ def _scale(function: str, scale: float | None) -> float:
     return float(scale)
 
 
+def _split_tokens(function: str, split: str | int) -> int:
+    if split == "off":
+        return 0
+    if isinstance(split, int) and not isinstance(split, bool):
+        return split
+    raise _capi.InvalidArgumentError(
+        f"{function}: argument 'split': found {split!r}, expected 'auto', 'off' or a number of tokens"
+    )
+
+
 def chunk_forward(
     q: Tensor,
     k: Tensor,
@@ -137,6 +147,9 @@ def chunk_forward(
     round_beta: bool = False,
     batch_invariant: bool = False,
     max_seqlen: int = 0,
+    split: str | int = "auto",
+    split_exact: bool = False,
+    split_threshold: float = 0.0,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Gated delta rule over whole sequences (prefill).
@@ -150,6 +163,9 @@ def chunk_forward(
         cu_seqlens: ``[N + 1]`` int32 or int64; B must be 1 then. Rows of o past its last entry are zero.
         max_seqlen: its longest sequence if the caller knows it, 0 if not: on a GPU the work is then spread better (the
             lengths are not read on the host). No result depends on it.
+        split: whether long sequences may be cut into segments that a GPU computes side by side: ``"auto"``, ``"off"``,
+            or the segments' length, a multiple of 64. Without split_exact what a head's gates shrink below
+            exp(-split_threshold) (0.0: 10) is not carried from one segment to the next.
         initial_state: ``[N, Hv, K, V]`` (``[N, Hv, V, K]`` with ``state_layout="v_first"``), or a pool
             ``[slots, ...]`` with ``initial_state_indices`` ``[N]``; has_initial_state ``[N]``: 0 starts from zeros.
         inplace: the final states are written to initial_state (rows final_state_indices, else the rows read).
@@ -166,8 +182,10 @@ def chunk_forward(
     mode = _MODES.get((gate, beta_form, head_map, state_layout, null_slots))
     if mode is None:
         _refuse_mode("chunk_forward", gate, beta_form, head_map, state_layout, null_slots)
+    split_tokens = 0 if split == "auto" else _split_tokens("chunk_forward", split)
     flags = mode | qk_l2norm << 7 | batch_invariant << 8 | round_qk << 9 | round_beta << 10
-    options = (_scale("chunk_forward", scale), l2norm_eps, flags, impl)
+    flags |= (split == "off") << 11 | split_exact << 12
+    options = (_scale("chunk_forward", scale), l2norm_eps, flags, impl, max_seqlen, split_tokens, split_threshold)
     if q.is_cuda:
         cu_seqlens, initial_state_indices, has_initial_state, final_state_indices, checkpoint_indices = _to_device(
             q, cu_seqlens, initial_state_indices, has_initial_state, final_state_indices, checkpoint_indices
@@ -181,11 +199,11 @@ def chunk_forward(
         if inplace:
             o = _chunk_forward_(
                 *inputs, initial_state, initial_state_indices, final_state_indices, has_initial_state, checkpoints,
-                checkpoint_indices, checkpoint_every, *options, max_seqlen,
+                checkpoint_indices, checkpoint_every, *options,
             )  # fmt: skip
             return o, initial_state
         o, final_state = _chunk_forward(
-            *inputs, initial_state, initial_state_indices, has_initial_state, output_final_state, *options, max_seqlen
+            *inputs, initial_state, initial_state_indices, has_initial_state, output_final_state, *options
         )
     except (RuntimeError, ValueError, MemoryError) as error:
         _translate(error)

@@ -96,6 +96,21 @@ gdn_status run_rule(int32_t op, const char* function, const gdn_rule_args* args)
   });
 }
 
+Status workspace_of(const gdn_rule_args* args, int64_t* bytes) {
+  if (bytes == nullptr) {
+    return Status(GDN_INVALID_ARGUMENT,
+                  "chunk_forward_workspace: argument 'bytes': found NULL, expected a place for the result");
+  }
+  RuleProblem& problem = tl_rule;
+  Status status = validate(GDN_OP_CHUNK_FORWARD, args, true, &problem);
+  if (!status.ok()) return status;
+  const Implementation* impl = nullptr;
+  Plan plan;
+  status = choose(problem, impl_name(args), &impl, &plan);
+  if (status.ok()) *bytes = problem.on_cuda() && !is_empty(problem) ? plan.scratch_bytes : 0;
+  return status;
+}
+
 template <class Problem>
 struct Runs {
   Status (*on_cpu)(const Problem&);
@@ -171,6 +186,10 @@ gdn_status gdn_chunk_forward(const gdn_rule_args* args) {
   return gdn::run_rule(GDN_OP_CHUNK_FORWARD, "chunk_forward", args);
 }
 
+gdn_status gdn_chunk_forward_workspace(const gdn_rule_args* args, int64_t* bytes) {
+  return gdn::guarded("chunk_forward_workspace", [&] { return gdn::workspace_of(args, bytes); });
+}
+
 gdn_status gdn_recurrent(const gdn_rule_args* args) { return gdn::run_rule(GDN_OP_RECURRENT, "recurrent", args); }
 
 gdn_status gdn_causal_conv1d(const gdn_conv1d_args* args) {
@@ -239,6 +258,7 @@ const char* gdn_get_isa(void) { return gdn::cpu::isa_name(gdn::cpu::active_isa()
 
 gdn_status gdn_release_memory(void) {
   gdn::cpu::release_scratch();
+  gdn::cuda::release_memory();
   return GDN_OK;
 }
 

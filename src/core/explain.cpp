@@ -8,6 +8,7 @@
 
 #include "core/impl_list.h"
 #include "core/validate.h"
+#include "core/validate_util.h"
 #include "cpu/dispatch.h"
 #include "cpu/parallel.h"
 #include "cuda/cuda.h"
@@ -103,7 +104,31 @@ std::string problem_json(const RuleProblem& p) {
   json.text("q_dtype", dtype_name(p.q)).text("v_dtype", dtype_name(p.v)).text("o_dtype", dtype_name(p.o));
   json.text("initial_state_dtype", dtype_name(p.initial_state)).text("final_state_dtype", dtype_name(p.final_state));
   json.real("scale", p.scale).boolean("batch_invariant", p.batch_invariant);
+  if (p.op == GDN_OP_CHUNK_FORWARD) {
+    json.boolean("split_exact", p.split_exact).real("split_threshold", static_cast<double>(p.split_threshold));
+  }
   return json.str();
+}
+
+// What the plan does about splitting, and why.
+std::string split_text(const RuleProblem& p, const Plan& plan) {
+  if (plan.split_tokens > 0) {
+    return "segments of " + std::to_string(plan.split_tokens) + " tokens" +
+           (p.split_tokens > 0           ? " as asked"
+            : plan.split_note[0] != '\0' ? std::string(": ") + plan.split_note
+                                         : "");
+  }
+  if (p.split == GDN_SPLIT_OFF) {
+    const int64_t pairs = validation::split_pairs();
+    if (p.batch_invariant) return "off: asked, or batch_invariant without split_tokens";
+    if (p.N > pairs / p.Hv) return "off: more than " + std::to_string(pairs) + " pairs of sequence and head";
+    return "off";
+  }
+  return plan.split_note[0] != '\0' ? plan.split_note : std::string("off: ") + plan.impl + " does not split";
+}
+
+bool has_addresses(const RuleProblem& p) {
+  return p.q.data != nullptr && p.k.data != nullptr && p.v.data != nullptr && p.o.data != nullptr;
 }
 
 std::string cuda_devices_json() {
@@ -177,6 +202,10 @@ Status explain(int32_t op, const gdn_rule_args* args, std::string* out) {
     json.text("impl", plan.impl).text("isa", plan.isa).number("threads", plan.threads);
     json.number("work_items", plan.work_items).number("panel_v", plan.panel_v);
     json.number("block_tokens", plan.block_tokens).number("scratch_bytes", plan.scratch_bytes);
+    if (op == GDN_OP_CHUNK_FORWARD) {
+      json.number("split_tokens", plan.split_tokens).text("split", split_text(problem, plan));
+    }
+    if (impl->without_addresses != nullptr && !has_addresses(problem)) json.text("condition", impl->without_addresses);
   } else {
     json.null("impl").text("error", status.message());
   }
@@ -189,6 +218,9 @@ Status explain(int32_t op, const gdn_rule_args* args, std::string* out) {
     entry.text("impl", candidate.name).text("isa", candidate.isa).boolean("accepted", reason == nullptr);
     if (reason == nullptr) {
       entry.null("reason");
+      if (candidate.without_addresses != nullptr && !has_addresses(problem)) {
+        entry.text("condition", candidate.without_addresses);
+      }
     } else {
       entry.text("reason", reason);
     }

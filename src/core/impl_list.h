@@ -14,11 +14,13 @@ struct Plan {
   const char* impl = "";
   const char* isa = "";
   int32_t threads = 1;
-  int64_t work_items = 0;     // units handed to the pool
-  int64_t panel_v = 0;        // V columns per work item
-  int64_t block_tokens = 0;   // tokens per block (1: token loop)
-  int64_t scratch_bytes = 0;  // per thread; on CUDA: of device memory
-  int64_t tile_tokens = 0;    // CUDA: tokens staged at a time
+  int64_t work_items = 0;       // units handed to the pool
+  int64_t panel_v = 0;          // V columns per work item
+  int64_t block_tokens = 0;     // tokens per block (1: token loop)
+  int64_t scratch_bytes = 0;    // per thread; on CUDA: of device memory
+  int64_t tile_tokens = 0;      // CUDA: tokens staged at a time
+  int64_t split_tokens = 0;     // chunk_forward: tokens per segment; 0: sequences stay whole
+  const char* split_note = "";  // why, for explain; static
 };
 
 struct Implementation {
@@ -30,6 +32,7 @@ struct Implementation {
                                                  // (static or thread-local string)
   void (*make_plan)(const RuleProblem&, Plan*);  // fills the fields above; pure
   Status (*run)(const RuleProblem&, const Plan&);
+  const char* without_addresses = nullptr;  // what `refuses` cannot see of tensors without data, for explain
 };
 
 const std::vector<Implementation>& implementations();

@@ -69,6 +69,8 @@ struct Place {
   bool on_cuda() const { return device_type == GDN_CUDA; }
 };
 
+inline constexpr float kDefaultSplitThreshold = 10;
+
 struct RuleProblem : Place {
   int32_t op = GDN_OP_CHUNK_FORWARD;
   int64_t B = 0, T = 0, N = 0, Hk = 0, Hv = 0, K = 0, V = 0;
@@ -88,10 +90,17 @@ struct RuleProblem : Place {
   // CUDA only. final_indices is already initial_indices where that is its default.
   View cu_seqlens, initial_indices, final_indices, has_initial, token_indices, num_accepted, checkpoint_indices;
   int32_t null_slots = 0;
-  int64_t max_seqlen = 0;   // CUDA only, for the plan: longest sequence, at most T; 0: unknown
+  int64_t max_seqlen = 0;   // CUDA only, for the plan: longest sequence, at most T; 0: unknown. May be wrong.
   bool zero_tail = false;   // rows of o past cu_seqlens[N] are zeroed; false without cu_seqlens or tokens
   int32_t num_threads = 0;  // as asked, 0: default
   bool batch_invariant = false;
+  // Splitting of sequences. split is already GDN_SPLIT_OFF where batch_invariant or split_pairs asks for it.
+  int32_t split = GDN_SPLIT_AUTO;
+  int64_t split_tokens = 0;  // tokens per segment, a multiple of 64; 0: the plan chooses
+  bool split_exact = false;  // no gate window
+  float split_threshold = kDefaultSplitThreshold;
+  void* workspace = nullptr;  // CUDA only
+  int64_t workspace_bytes = 0;
 
   int64_t key_head(int64_t h) const { return head_map == GDN_HEADS_TILED ? h % Hk : h / (Hv / Hk); }
 };

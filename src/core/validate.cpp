@@ -17,6 +17,7 @@ using validation::kAnySize;
 using validation::read_index;
 
 constexpr int64_t kMaxHeadDim = 512;
+constexpr uintptr_t kWorkspaceAlignment = 256;
 
 // End of the first published struct: what a caller of ABI version 1 at least knows.
 constexpr size_t kFirstSize = offsetof(gdn_rule_args, round_beta) + sizeof(int32_t);
@@ -42,6 +43,34 @@ void reset(RuleProblem* p) {
   p->checkpoint_slots.clear();
 }
 
+bool check_split(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
+  if (!c->in_range("split", a.split, GDN_SPLIT_AUTO, GDN_SPLIT_OFF) || !c->flag("split_exact", a.split_exact)) {
+    return false;
+  }
+  if (a.split_tokens < 0 || a.split_tokens % 64 != 0) {
+    return c->invalid("split_tokens", std::to_string(a.split_tokens), "a multiple of 64, or 0: the plan chooses");
+  }
+  if (a.split == GDN_SPLIT_OFF && a.split_tokens != 0) {
+    return c->invalid("split_tokens", std::to_string(a.split_tokens) + " with split GDN_SPLIT_OFF (1)", "0");
+  }
+  if (!std::isfinite(a.split_threshold) || a.split_threshold < 0) {
+    return c->invalid("split_threshold", std::to_string(a.split_threshold), "a finite number > 0, or 0 for 10");
+  }
+  if (a.workspace_bytes < 0 || (a.workspace == nullptr) != (a.workspace_bytes == 0)) {
+    return c->invalid("workspace_bytes",
+                      std::to_string(a.workspace_bytes) + (a.workspace == nullptr ? " with workspace NULL" : ""),
+                      a.workspace == nullptr ? "0" : "the size of workspace");
+  }
+  if (reinterpret_cast<uintptr_t>(a.workspace) % kWorkspaceAlignment != 0) {
+    return c->invalid("workspace", "an address that is not a multiple of 256", "memory aligned to 256 bytes");
+  }
+  p->split = a.split;
+  p->split_tokens = a.split_tokens;
+  p->split_exact = a.split_exact != 0;
+  if (a.split_threshold > 0) p->split_threshold = a.split_threshold;
+  return true;
+}
+
 bool check_scalars(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
   if (!(c->in_range("gate_form", a.gate_form, GDN_GATE_LOG, GDN_GATE_RAW) &&
         c->in_range("beta_form", a.beta_form, GDN_BETA_VALUE, GDN_BETA_SIGMOID2) &&
@@ -50,7 +79,7 @@ bool check_scalars(Checker* c, const gdn_rule_args& a, RuleProblem* p) {
         c->in_range("null_slots", a.null_slots, GDN_NULL_NEGATIVE, GDN_NULL_NON_POSITIVE) &&
         c->flag("qk_l2norm", a.qk_l2norm) && c->flag("batch_invariant", a.batch_invariant) &&
         c->flag("round_qk", a.round_qk) && c->flag("round_beta", a.round_beta) && c->threads(a.num_threads) &&
-        c->flag("zero_tail", a.zero_tail) && c->in_range("reserved", a.reserved, 0, 0))) {
+        c->flag("zero_tail", a.zero_tail) && check_split(c, a, p))) {
     return false;
   }
   if (a.max_seqlen < 0) {
@@ -341,9 +370,21 @@ bool check_duplicates(Checker* c, const RuleProblem& p) {
 }
 
 bool check_overlaps(Checker* c, const RuleProblem& p) {
+  View workspace;
+  if (p.workspace != nullptr) {
+    workspace.data = static_cast<char*>(p.workspace);
+    workspace.dtype = GDN_U8;
+    workspace.ndim = 1;
+    workspace.shape[0] = p.workspace_bytes;
+    workspace.stride[0] = 1;
+  }
   // The latest written first: a message names the output that a caller would have to move.
   return c->all_disjoint(
-      {{"checkpoints", &p.checkpoints}, {"snapshots", &p.snapshots}, {"final_state", &p.final_state}, {"o", &p.o}},
+      {{"workspace", &workspace},
+       {"checkpoints", &p.checkpoints},
+       {"snapshots", &p.snapshots},
+       {"final_state", &p.final_state},
+       {"o", &p.o}},
       {{"q", &p.q},
        {"k", &p.k},
        {"v", &p.v},
@@ -421,6 +462,13 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
       return c->invalid("snapshots", "S = " + std::to_string(p->snapshots.shape[1]),
                         "S of at least the longest sequence, " + std::to_string(longest));
     }
+  }
+  // A sequence's bits may depend on its own length and on the length of segments that the caller names, on no plan.
+  const bool few = p->Hv == 0 || p->N <= validation::split_pairs() / p->Hv;
+  if (p->split_tokens == 0 && (p->batch_invariant || !few)) p->split = GDN_SPLIT_OFF;
+  if (c->on_cuda()) {
+    p->workspace = a.workspace;
+    p->workspace_bytes = a.workspace_bytes;
   }
   if (!check_checkpoints(c, a, p, &m) || !check_overlaps(c, *p)) return false;
   if (validation::debug_checks() && m.readable && !check_duplicates(c, *p)) return false;

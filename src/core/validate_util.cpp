@@ -2,6 +2,8 @@
 #include "core/validate_util.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -358,6 +360,23 @@ bool debug_checks() {
     return text != nullptr && std::strcmp(text, "0") != 0 && text[0] != '\0';
   }();
   return on;
+}
+
+int64_t split_pairs() {
+  static const int64_t pairs = [] {
+    constexpr int64_t kDefault = 64;
+    const char* text = std::getenv("GDN_SPLIT_PAIRS");
+    if (text == nullptr) return kDefault;
+    char* end = nullptr;
+    errno = 0;
+    const long long value = std::strtoll(text, &end, 10);
+    if (end != text && *end == '\0' && errno == 0 && value >= 0) return static_cast<int64_t>(value);
+    std::fprintf(stderr,
+                 "libgdn: environment variable GDN_SPLIT_PAIRS: found '%s', expected a number >= 0; using %lld\n", text,
+                 static_cast<long long>(kDefault));
+    return kDefault;
+  }();
+  return pairs;
 }
 
 int64_t duplicate_slot(std::vector<int64_t>* slots) {

@@ -139,6 +139,8 @@ bool build_slots(Checker* check, const SlotArguments& args, std::vector<Sequence
 
 // GDN_CHECK=1 in the environment.
 bool debug_checks();
+// GDN_SPLIT_PAIRS in the environment: sequences are split of themselves up to this many pairs of sequence and head.
+int64_t split_pairs();
 // A slot that occurs twice in *slots (sorted in place; negative entries are skipped), or -1.
 int64_t duplicate_slot(std::vector<int64_t>* slots);
 

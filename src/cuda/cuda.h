@@ -32,6 +32,9 @@ const char* architectures();                       // of the code in this build:
 // Waits for the stream. A capturing stream is refused.
 Status copy_to_host(const Place& from, const void* source, size_t bytes, void* destination);
 
+// Gives the driver what the scratch pools hold and no call in flight uses.
+void release_memory();
+
 // Bits (rule_params.h) set by calls whose device metadata held entries out of range; 0 on devices never used.
 uint32_t error_flags(int32_t device_id);
 // The same, and forgets them.
@@ -62,6 +65,7 @@ inline Status copy_to_host(const Place&, const void*, size_t, void*) {
   return Status(GDN_INTERNAL, "no CUDA backend");  // never reached: validation refuses CUDA tensors first
 }
 inline Status run_zero_tail(const RuleProblem&) { return Status(GDN_INTERNAL, "no CUDA backend"); }
+inline void release_memory() {}
 inline uint32_t error_flags(int32_t) { return 0; }
 inline uint32_t take_error_flags(int32_t) { return 0; }
 inline std::string error_flags_text(uint32_t) { return {}; }

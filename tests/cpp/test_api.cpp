@@ -65,7 +65,10 @@ TEST(Api, StructSizesOfVersionOne) {
   EXPECT_EQ(offsetof(gdn_rule_args, stream), 224u);
   EXPECT_EQ(offsetof(gdn_rule_args, max_seqlen), 232u);
   EXPECT_EQ(offsetof(gdn_rule_args, zero_tail), 240u);
-  EXPECT_EQ(sizeof(gdn_rule_args), 248u);  // no padding that a later field could fall into
+  EXPECT_EQ(offsetof(gdn_rule_args, split), 244u);
+  EXPECT_EQ(offsetof(gdn_rule_args, split_tokens), 248u);
+  EXPECT_EQ(offsetof(gdn_rule_args, workspace), 264u);
+  EXPECT_EQ(sizeof(gdn_rule_args), 280u);  // no padding that a later field could fall into
   EXPECT_EQ(offsetof(gdn_conv1d_args, num_threads), 104u);
   EXPECT_EQ(offsetof(gdn_gate_args, num_threads), 64u);
   EXPECT_EQ(offsetof(gdn_rmsnorm_gated_args, num_threads), 60u);
@@ -173,6 +176,55 @@ TEST(Plan, EveryAcceptedCandidateRunsAndAgrees) {
       EXPECT_LT(std::sqrt(error / size), 5e-6);
     }
   }
+}
+
+TEST(Plan, SplittingIsAcceptedAndExplainedOnTheCpu) {
+  const auto split_of = [](const RuleCase& c) { return text_of(explain(GDN_OP_CHUNK_FORWARD, c.args), "split"); };
+  Sizes s;
+  s.T = 200;
+  RuleCase c(s);
+  const std::string impl = text_of(explain(GDN_OP_CHUNK_FORWARD, c.args), "impl");
+  ASSERT_EQ(gdn_chunk_forward(&c.args), GDN_OK) << gdn_last_error();
+  const std::vector<float> whole = c.o;
+  EXPECT_EQ(split_of(c), "off: " + impl + " does not split");
+  c.args.split_tokens = 64;
+  c.args.split_exact = 1;
+  c.args.split_threshold = 7.5f;
+  EXPECT_EQ(split_of(c), "off: " + impl + " does not split");
+  const std::string json = explain(GDN_OP_CHUNK_FORWARD, c.args);
+  EXPECT_NE(json.find("\"split_tokens\": 0,"), std::string::npos) << json;
+  EXPECT_NE(json.find("\"split_exact\": true, \"split_threshold\": 7.5}"), std::string::npos) << json;
+  ASSERT_EQ(gdn_chunk_forward(&c.args), GDN_OK) << gdn_last_error();
+  EXPECT_EQ(c.o, whole);
+  c.args.batch_invariant = 1;  // a length that the caller names is the same for every batch
+  EXPECT_EQ(split_of(c), "off: " + impl + " does not split");
+  c.args.split_tokens = 0;
+  EXPECT_EQ(split_of(c), "off: asked, or batch_invariant without split_tokens");
+  c.args.batch_invariant = 0;
+  c.args.split = GDN_SPLIT_OFF;
+  EXPECT_EQ(split_of(c), "off");
+
+  Sizes many;
+  many.B = 17;  // times 4 heads: past the default of GDN_SPLIT_PAIRS
+  RuleCase d(many);
+  EXPECT_EQ(split_of(d), "off: more than 64 pairs of sequence and head");
+  d.args.split_tokens = 64;
+  EXPECT_EQ(split_of(d), "off: " + impl + " does not split");
+}
+
+TEST(Plan, WorkspaceOfCpuTensors) {
+  RuleCase c;
+  int64_t bytes = -1;
+  EXPECT_EQ(gdn_chunk_forward_workspace(&c.args, &bytes), GDN_OK) << gdn_last_error();
+  EXPECT_EQ(bytes, 0);
+  EXPECT_TRUE(c.outputs_untouched());
+  expect_message(gdn_chunk_forward_workspace(&c.args, nullptr), GDN_INVALID_ARGUMENT, "chunk_forward_workspace",
+                 "bytes", "NULL", "a place");
+  c.args.split_tokens = 65;
+  bytes = -1;
+  expect_message(gdn_chunk_forward_workspace(&c.args, &bytes), GDN_INVALID_ARGUMENT, "chunk_forward", "split_tokens",
+                 "65", "a multiple of 64");
+  EXPECT_EQ(bytes, -1);
 }
 
 TEST(Plan, JsonIsTruncatedSafely) {

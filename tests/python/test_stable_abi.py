@@ -30,7 +30,15 @@ def test_no_python_and_no_unstable_symbols() -> None:
     assert not [s for s in undefined if s.startswith(("Py", "_Py"))]
     assert not [s for s in undefined if re.match(r"_ZNK?(St)?(2at|3c10|5torch|8pybind11)", s)]
     used = {s for s in undefined if s.startswith("gdn_")}
-    functions = ("chunk_forward", "recurrent", "causal_conv1d", "gate", "rmsnorm_gated", "qk_rmsnorm_rope")
+    functions = (
+        "chunk_forward",
+        "chunk_forward_workspace",
+        "recurrent",
+        "causal_conv1d",
+        "gate",
+        "rmsnorm_gated",
+        "qk_rmsnorm_rope",
+    )
     assert used == {"gdn_last_error", *(f"gdn_{name}" for name in functions)}
 
 

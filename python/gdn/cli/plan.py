@@ -33,6 +33,10 @@ def add_shape_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--head-map", choices=tuple(_capi.HEAD_MAPS), default="grouped")
     group.add_argument("--l2norm", action="store_true", help="q and k are normalised inside")
     group.add_argument("--batch-invariant", action="store_true")
+    group = parser.add_argument_group("splitting of long sequences (GPU)")
+    group.add_argument("--split", default="auto", metavar="auto|off|N", help="N: tokens per segment, a multiple of 64")
+    group.add_argument("--split-exact", action="store_true", help="no gate window")
+    group.add_argument("--split-threshold", type=float, default=0.0, metavar="X", help="of the gate window (0: 10)")
     group.add_argument(
         "--impl", default="auto", metavar="NAME", help="one implementation (default: the first that accepts)"
     )
@@ -60,7 +64,18 @@ def rule_forms(args: argparse.Namespace) -> dict[str, Any]:
         "qk_l2norm": int(args.l2norm),
         "batch_invariant": int(args.batch_invariant),
         "impl": args.impl,
+        **_split(args),
     }
+
+
+def _split(args: argparse.Namespace) -> dict[str, Any]:
+    fields = {"split_exact": int(args.split_exact), "split_threshold": args.split_threshold}
+    if args.split in _capi.SPLITS:
+        return {**fields, "split": _capi.SPLITS[args.split]}
+    try:
+        return {**fields, "split_tokens": int(args.split)}
+    except ValueError:
+        raise UsageError(f"argument '--split': found {args.split!r}, expected auto, off or a number") from None
 
 
 def rule_struct(args: argparse.Namespace, op: str) -> Struct:
@@ -109,12 +124,18 @@ def run(args: argparse.Namespace, console: Console) -> int:
     plan = explain_on(device_id(args), OPS[op], struct.args)
     accepted = plan.get("impl") is not None
     if accepted:
-        shown = ("op", "impl", "isa", "threads", "work_items", "panel_v", "block_tokens", "scratch_bytes")
+        shown = (
+            "op", "impl", "condition", "isa", "threads", "work_items", "panel_v", "block_tokens", "scratch_bytes",
+            "split",
+        )  # fmt: skip
         rows = [(name.replace("_", " "), plan[name]) for name in shown if name in plan]
         rows += [(name.replace("_", " "), value) for name, value in plan.get("problem", {}).items()]
         console.table(("plan", ""), rows, left=2)
     if args.explain:
-        candidates = [(c["impl"], "yes" if c["accepted"] else "no", c["reason"] or "") for c in plan["candidates"]]
+        candidates = [
+            (c["impl"], "yes" if c["accepted"] else "no", c["reason"] or c.get("condition", ""))
+            for c in plan["candidates"]
+        ]
         console.line()
         console.table(("implementation, in order", "accepts", "reason"), candidates, left=3)
     console.document(plan)
