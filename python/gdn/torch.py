@@ -162,7 +162,7 @@ def chunk_forward(
         scale: None for K^-0.5.
         cu_seqlens: ``[N + 1]`` int32 or int64; B must be 1 then. Rows of o past its last entry are zero.
         max_seqlen: its longest sequence if the caller knows it, 0 if not: on a GPU the work is then spread better (the
-            lengths are not read on the host). No result depends on it.
+            lengths are not read on the host). It may change where sequences are split, hence bits, no more.
         split: whether long sequences may be cut into segments that a GPU computes side by side: ``"auto"``, ``"off"``,
             or the segments' length, a multiple of 64. Without split_exact what a head's gates shrink below
             exp(-split_threshold) (0.0: 10) is not carried from one segment to the next.

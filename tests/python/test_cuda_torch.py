@@ -128,6 +128,31 @@ def test_longest_length_changes_no_bits() -> None:
         assert torch.equal(o, o2) and torch.equal(state, state2)
 
 
+@pytest.mark.parametrize("options", [{}, {"split_exact": True}, {"split_threshold": 20.0}], ids=str)
+def test_split(options: dict[str, Any]) -> None:
+    """Segments of any length, with heads that forget nothing and heads that forget at once; alike in a graph."""
+    lens = [1500, 1, 0, 700]
+    x, cu = _packed(lens, dtype=torch.bfloat16)
+    x["g"][..., 0] = 0
+    x["g"][..., 1] = -1
+    state = torch.randn(len(lens), 4, 128, 128, generator=torch.Generator().manual_seed(3)) * 0.1
+    want_o, want_s = _by_sequence(x, lens, state)
+    y, cu, state = to_cuda(x), cu.cuda(), state.cuda()
+    for split in ("auto", "off", 64, 256):
+
+        def call(split: str | int = split) -> tuple[Tensor, Tensor | None]:
+            return ops.chunk_forward(
+                *_tuple(y), cu_seqlens=cu, initial_state=state, output_final_state=True, max_seqlen=1500, split=split,
+                **options,
+            )  # fmt: skip
+
+        o, s = call()
+        assert relative(o.cpu(), want_o) <= 5e-3 and relative(s.cpu(), want_s) <= 4.5e-3
+        graph, replayed = capture(call)
+        graph.replay()
+        assert torch.equal(replayed[0], o) and torch.equal(replayed[1], s)
+
+
 def test_conv_gate_norm_rope() -> None:
     """The memory-bound operators: GPU against fp64 or the CPU's own result."""
     r = torch.Generator().manual_seed(0)

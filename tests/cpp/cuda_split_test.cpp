@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT
+// Sequences cut into segments on a GPU: every way to ask for it. Part of gdn_cuda_test.
+#include "cuda_split_case.h"
+
+namespace {
+
+using gdn_test::Comparison;
+using gdn_test::DeviceTensor;
+using gdn_test::Inputs;
+using gdn_test::inputs_of;
+using gdn_test::kShapes;
+using gdn_test::Results;
+using gdn_test::SplitCall;
+using gdn_test::test_stream;
+
+class CudaSplit : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!gdn_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+constexpr int64_t kOff = -1, kAuto = 0;
+void set_split(gdn_rule_args* args, int64_t split) {
+  args->split = split == kOff ? GDN_SPLIT_OFF : GDN_SPLIT_AUTO;
+  args->split_tokens = split > 0 ? split : 0;
+}
+std::string split_name(int64_t split) {
+  return split == kOff ? "off" : split == kAuto ? "auto" : "every_" + std::to_string(split);
+}
+
+class CudaSplits : public CudaSplit, public testing::WithParamInterface<std::tuple<int, int64_t, bool>> {};
+
+TEST_P(CudaSplits, AgreeWithTheRecurrence) {
+  const auto& [shape, split, exact] = GetParam();
+  const Inputs& in = inputs_of(shape);
+  SplitCall call(in);
+  set_split(&call.args, split);
+  call.args.split_exact = exact;
+  const std::string mode = split_name(split) + (exact ? ".exact" : ".window");
+  const Results results = call.run();
+  Comparison(in, mode).check(results);
+  if (HasFailure()) return;
+  EXPECT_TRUE(call.run() == results) << "the same call, other bits";
+
+  // In memory of the caller's, exactly as much as asked for.
+  const int64_t bytes = call.workspace_bytes();
+  DeviceTensor scratch(GDN_U8, {bytes + 1024});
+  scratch.put(std::vector<uint8_t>(scratch.bytes(), 0xFF));  // NaN where it is read before it is written
+  call.args.workspace = bytes > 0 ? scratch.view().data : nullptr;
+  call.args.workspace_bytes = bytes;
+  EXPECT_TRUE(call.run() == results) << "in a workspace of " << bytes << " bytes, other bits";
+  const std::vector<uint8_t> after = scratch.get<uint8_t>();
+  for (size_t i = static_cast<size_t>(bytes); i < after.size(); ++i) ASSERT_EQ(after[i], 0xFF) << "past the workspace";
+  call.args.workspace = nullptr;
+  call.args.workspace_bytes = 0;
+
+  // A hint that is wrong may choose another plan, not another result.
+  for (const int64_t longest : {int64_t{64}, *std::max_element(in.shape.lens.begin(), in.shape.lens.end())}) {
+    call.args.max_seqlen = longest;
+    Comparison(in, mode).check(call.run());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Matrix, CudaSplits,
+                         testing::Combine(testing::Range(0, static_cast<int>(std::size(kShapes))),
+                                          testing::Values(kAuto, kOff, 64, 128, 512, 1 << 20), testing::Bool()),
+                         [](const testing::TestParamInfo<CudaSplits::ParamType>& each) {
+                           return std::string(kShapes[std::get<0>(each.param)].name) + "_" +
+                                  split_name(std::get<1>(each.param)) +
+                                  (std::get<2>(each.param) ? "_exact" : "_window");
+                         });
+
+TEST_F(CudaSplit, NamedSegmentsAreBatchInvariant) {
+  const Inputs& in = inputs_of(0);
+  SplitCall call(in);
+  call.args.batch_invariant = 1;
+  call.args.checkpoints = nullptr;
+  call.args.checkpoint_every = 0;
+  for (const int64_t split : {kAuto, int64_t{128}}) {
+    set_split(&call.args, split);
+    const Results all = call.run();
+    for (const size_t n : {size_t{4}, size_t{5}, size_t{10}}) {
+      const Results alone = call.run_alone(n);
+      const int64_t row = in.Hv * in.shape.V;
+      const auto begin = static_cast<size_t>(in.cu[n] * row), bytes = static_cast<size_t>(in.shape.lens[n] * row) * 2;
+      EXPECT_EQ(std::memcmp(&alone.o[begin], &all.o[begin], bytes), 0) << split_name(split) << ", sequence " << n;
+      const auto state = static_cast<size_t>(in.shape.slots[n] * in.state_size());
+      const auto size = static_cast<size_t>(in.state_size()) * sizeof(float);
+      EXPECT_EQ(std::memcmp(&alone.state[state], &all.state[state], size), 0)
+          << split_name(split) << ", state of " << n;
+    }
+  }
+}
+
+TEST_F(CudaSplit, CapturedCallSeesNewLengths) {
+  const Inputs& in = inputs_of(2);
+  SplitCall call(in);
+  const std::vector<int32_t> bounds[] = {{0, 1500, 1501, 4100}, {0, 0, 3000, 3063}};
+  const std::vector<int64_t> slots[] = {{0, 1, 2}, {3, 0, -1}};
+  for (const int64_t split : {kAuto, int64_t{128}}) {
+    set_split(&call.args, split);
+    Results direct[2];
+    for (int i = 0; i < 2; ++i) {
+      call.reset(bounds[i], slots[i]);
+      ASSERT_EQ(gdn_chunk_forward(&call.args), GDN_OK) << gdn_last_error();
+      direct[i] = call.results();
+    }
+    ASSERT_FALSE(direct[0] == direct[1]);
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(test_stream(), cudaStreamCaptureModeGlobal), cudaSuccess);
+    EXPECT_EQ(gdn_chunk_forward(&call.args), GDN_OK) << gdn_last_error();
+    ASSERT_EQ(cudaStreamEndCapture(test_stream(), &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (const int i : {1, 0, 1}) {
+      call.reset(bounds[i], slots[i]);
+      ASSERT_EQ(cudaGraphLaunch(exec, test_stream()), cudaSuccess);
+      EXPECT_TRUE(call.results() == direct[i]) << split_name(split) << ", replay of " << i;
+    }
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
+}
+
+TEST_F(CudaSplit, RepeatsAreBitIdentical) {
+  SplitCall call(inputs_of(1));
+  set_split(&call.args, 256);
+  const Results first = call.run();
+  for (int i = 1; i < 300; ++i) ASSERT_TRUE(call.run() == first) << "repeat " << i;
+}
+
+TEST_F(CudaSplit, PlanAndWorkspaceAgree) {
+  SplitCall call(inputs_of(1));
+  for (const int64_t split : {kAuto, kOff, int64_t{64}, int64_t{512}}) {
+    set_split(&call.args, split);
+    std::vector<char> json(1 << 16);
+    ASSERT_EQ(gdn_explain(GDN_OP_CHUNK_FORWARD, &call.args, json.data(), json.size(), nullptr), GDN_OK);
+    const bool whole = std::strstr(json.data(), "\"split_tokens\": 0,") != nullptr;
+    const int64_t bytes = call.workspace_bytes();
+    EXPECT_EQ(bytes > 0, !whole) << json.data();
+    if (split == kOff) {
+      EXPECT_TRUE(whole) << json.data();
+    }
+    if (bytes == 0) continue;
+    DeviceTensor scratch(GDN_U8, {bytes});
+    call.args.workspace = scratch.view().data;
+    call.args.workspace_bytes = bytes - 1;
+    EXPECT_EQ(gdn_chunk_forward(&call.args), GDN_INVALID_ARGUMENT);
+    const std::string expected = "'workspace_bytes': found " + std::to_string(bytes - 1) + ", expected at least " +
+                                 std::to_string(bytes) + " (gdn_chunk_forward_workspace)";
+    EXPECT_NE(std::string(gdn_last_error()).find(expected), std::string::npos) << gdn_last_error();
+    call.args.workspace = nullptr;
+    call.args.workspace_bytes = 0;
+  }
+  EXPECT_EQ(gdn_release_memory(), GDN_OK);
+  Comparison(inputs_of(1), "after_release").check(call.run());
+}
+
+TEST_F(CudaSplit, WorkspaceMustNotOverlap) {
+  SplitCall call(inputs_of(1));
+  call.args.workspace = call.args.o->data;
+  call.args.workspace_bytes = 512;
+  EXPECT_EQ(gdn_chunk_forward(&call.args), GDN_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(gdn_last_error()).find("'workspace': found memory that overlaps 'o'"), std::string::npos)
+      << gdn_last_error();
+}
+
+}  // namespace
