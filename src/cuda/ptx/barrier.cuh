@@ -38,8 +38,12 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Counted there, without waiting.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
-// The same, and whether `value` was true in any thread.
+// named_barrier_sync, and whether `value` was true in any thread.
 __device__ __forceinline__ bool named_barrier_any(int id, int threads, bool value) {
   uint32_t any;
   asm volatile(

@@ -102,7 +102,14 @@ struct SmallShared {
 template <class T>
 inline constexpr int kSmemBytes = T::kSmallOffset + static_cast<int>(sizeof(SmallShared<T>)) + 1024;  // 1024: alignment
 
-enum NamedBarrier : int { kAuxBarrier0 = 1, kAuxBarrier1 = 2, kStateBarrier0 = 3, kStateBarrier1 = 4 };
+enum NamedBarrier : int {
+  kAuxBarrier0 = 1,
+  kAuxBarrier1 = 2,
+  kStateBarrier0 = 3,
+  kStateBarrier1 = 4,
+  kTurnBarrier0 = 5,
+  kTurnBarrier1 = 6
+};
 
 // A position in a ring of kStages slots, and the parity of its current round.
 template <int kStages>

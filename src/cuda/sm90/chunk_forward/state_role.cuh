@@ -135,8 +135,9 @@ struct StateRole {
       ptx::mbarrier_wait(ptx::smem_address(&small.product_full[product.stage]),
                          product.parity);  // by the auxiliary warps
 
-      // Y = X [K; Q]^T
+      // Y = X [K; Q]^T, in turns: in step, both warpgroups would wait for the tensor cores at once, and then neither use them.
       float y[64];
+      if (T::kStateWgs == 2 && (wg == 1 || chunk > 0)) ptx::named_barrier_sync(kTurnBarrier0 + wg, 256);
       ptx::wgmma_touch(x);
       ptx::wgmma_fence();
 #pragma unroll
@@ -159,6 +160,9 @@ struct StateRole {
       if (small.work.has_foreign_rows(p.rule, chunk)) clear_tail(vt, small.work.tokens_in(chunk) - t2);
       ptx::wgmma_wait<0>();
       ptx::wgmma_touch(y);
+      if (T::kStateWgs == 2 && (wg == 0 || chunk + 1 < num_chunks)) {
+        ptx::named_barrier_arrive(kTurnBarrier0 + (wg ^ 1), 256);
+      }
 
       // R = V^T - Y_K diag(e^G)
       uint32_t r[16];
