@@ -219,16 +219,26 @@ void release(Problem& P) {
        {(void*)P.q, (void*)P.k, (void*)P.v, (void*)P.o, (void*)P.g, (void*)P.b, (void*)P.h0, (void*)P.ht, (void*)P.cu})
     cudaFree(x);
 }
+int segment_chunks = 0, segment_exact = 0;  // splitting; 0: none
 template <class T>
-void launch_t(const KernelParams& kp, cudaStream_t s) {
+void launch_t(const KernelParams& kp, int64_t ctas, cudaStream_t s, bool after_segments = false) {
   auto k = chunk_forward_kernel<T>;
   static bool once = false;
   if (!once) {
     CHECK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes<T>));
     once = true;
   }
-  k<<<(unsigned)(kp.rule.N * kp.rule.Hv * kp.v_splits), T::kThreads, kSmemBytes<T>, s>>>(kp);
-  CHECK(cudaGetLastError());
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = (unsigned)ctas;
+  config.blockDim = T::kThreads;
+  config.dynamicSmemBytes = kSmemBytes<T>;
+  config.stream = s;
+  config.attrs = &overlap;
+  config.numAttrs = after_segments;
+  CHECK(cudaLaunchKernelEx(&config, k, kp));
 }
 void launch(const Problem& P, int splits, cudaStream_t s = 0) {
   static KernelParams kp;
@@ -240,10 +250,33 @@ void launch(const Problem& P, int splits, cudaStream_t s = 0) {
     std::printf("encode failed\n");
     std::exit(1);
   }
+  int64_t segments = p.N;
+  kp.segments.chunks = segment_chunks;
+  if (segment_chunks > 0) {
+    static char* memory = nullptr;
+    static int64_t held = 0;
+    segments = p.N + p.T * p.B / (64 * segment_chunks);
+    const int64_t items = segments * p.Hv, need = items * (kLocalBytes * 2 + kTransitionBytes + 4 + 8);
+    if (need > held) {
+      cudaFree(memory);
+      CHECK(cudaMalloc(&memory, need));
+      CHECK(cudaMemset(memory, 0xff, need));
+      held = need;
+    }
+    kp.segments.exact = segment_exact;
+    kp.segments.threshold = 10 * 1.4426950408889634f;
+    kp.segments.transition = (uint8_t*)memory;
+    kp.segments.local = (float4*)(memory + items * kTransitionBytes);
+    kp.segments.window = (int32_t*)(memory + items * (kTransitionBytes + kLocalBytes * 2));
+    kp.segments.started = kp.segments.window + items;
+    kp.v_splits = 1;
+    launch_t<Traits<__nv_bfloat16, 128, 2, false>>(kp, segments * p.Hv * 2, s);
+    kp.v_splits = splits;
+  }
   if (splits == 1)
-    launch_t<Traits<__nv_bfloat16, 128, 2>>(kp, s);
+    launch_t<Traits<__nv_bfloat16, 128, 2>>(kp, segments * p.Hv * splits, s, segment_chunks > 0);
   else
-    launch_t<Traits<__nv_bfloat16, 128, 1>>(kp, s);
+    launch_t<Traits<__nv_bfloat16, 128, 1>>(kp, segments * p.Hv * splits, s, segment_chunks > 0);
 }
 void check(const char* name, std::vector<int> lens, int hk, int hv, float gmul, float mix, float beta, bool dense,
            bool l2, int repeats = 0) {
@@ -309,8 +342,8 @@ void bench(const char* name, std::vector<int> lens, int hk, int hv) {
       t.push_back(ms / 3 * 1e3f);
     }
     std::sort(t.begin(), t.end());
-    std::printf("%-22s Hk %d Hv %d splits %d: %8.1f us (min %.1f), %.2f TFLOP/s\n", name, hk, hv, splits, t[4], t[0],
-                chunks * 10.5e6 / t[4] / 1e6);
+    std::printf("%-22s Hk %d Hv %d splits %d segments of %3d%s: %8.1f us (min %.1f), %.2f TFLOP/s\n", name, hk, hv,
+                splits, segment_chunks, segment_exact ? " exact" : "", t[4], t[0], chunks * 10.5e6 / t[4] / 1e6);
   }
   release(P);
 }
@@ -320,6 +353,47 @@ int main(int argc, char** argv) {
     Problem P = make({4096, 4096, 4096, 4096}, 16, 32, 1 / 16.f, 0, 1, false, false);
     launch(P, std::atoi(argv[2]));
     CHECK(cudaDeviceSynchronize());
+    return 0;
+  }
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (mode == "split") {
+    for (int exact : {0, 1}) {
+      for (int chunks : {1, 3, 8, 16}) {
+        segment_chunks = chunks;
+        segment_exact = exact;
+        std::printf("segments of %d chunks%s\n", chunks, exact ? ", exact" : "");
+        check("4096", {4096}, 2, 4, 1 / 16.f, 0, 1, false, false, 3);
+        check("4096 g = 0", {4096}, 2, 4, 0, 0, 1, false, false);
+        check("4096 strong decay", {4096}, 2, 4, 10, 0, 1, false, false);
+        check("correlated", {2048}, 2, 4, 0, 0.75f, 1, false, false);
+        check("ragged", {1, 63, 64, 65, 0, 100, 3000, 7, 640}, 2, 4, 1 / 16.f, 0, 1, false, false, 3);
+        check("ragged l2norm", {1, 63, 64, 65, 0, 100, 300, 7, 1025}, 2, 4, 1 / 4.f, 0, 1, false, true);
+        check("dense", {1100, 1100}, 2, 4, 1 / 16.f, 0, 1, true, false);
+        check("beta to 1.9", {1024}, 2, 4, 1 / 16.f, 0.3f, 1.9f, false, false);
+        key_length = 1.3f;
+        check("long keys (wide inverse)", {300}, 2, 4, 1 / 16.f, 0, 1.9f, false, false);
+        key_length = 1.f;
+      }
+    }
+    return 0;
+  }
+  if (mode == "split_bench") {
+    for (int hv : {8, 16, 32, 64}) {
+      for (int chunks : {0, 16, 32, 64, 128, 256}) {
+        for (int exact : {0, 1}) {
+          segment_chunks = chunks;
+          segment_exact = exact;
+          if (chunks > 0 || exact == 0) bench("32768", {32768}, hv / 4, hv);
+        }
+      }
+    }
+    segment_exact = 0;
+    for (int chunks : {0, 4, 8, 16}) {
+      segment_chunks = chunks;
+      bench("2048", {2048}, 2, 8);
+      bench("8192", {8192}, 2, 8);
+      bench("28672+4096", {28672, 4096}, 4, 16);
+    }
     return 0;
   }
   const bool quick = argc > 1 && std::string(argv[1]) == "bench";

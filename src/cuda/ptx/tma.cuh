@@ -25,6 +25,17 @@ __device__ __forceinline__ void tma_store(const CUtensorMap* map, uint32_t smem,
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+// Plain bytes, multiples of 16.
+__device__ __forceinline__ void bulk_load(uint32_t smem, const void* source, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem),
+               "l"(source), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store(void* target, uint32_t smem, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(smem), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 // The shared memory of this thread's stores may be written again.
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

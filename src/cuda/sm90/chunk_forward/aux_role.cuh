@@ -11,18 +11,28 @@
 
 namespace gdn::cuda::sm90 {
 
-// The K and Q tiles of a chunk into their slot. By one thread.
+// The K and Q tiles of a chunk into their slot; without outputs K and V. By one thread.
 template <class T>
 __device__ __forceinline__ void load_kq(const KernelParams& p, SmallShared<T>& small, uint32_t smem, int chunk) {
   const uint32_t stage = chunk % T::kKqStages;
   const uint32_t full = ptx::smem_address(&small.kq_full[stage]), tile = smem + stage * T::kKqBytes;
   const int32_t token = static_cast<int32_t>(small.work.seq.begin) + chunk * kChunk,
                 batch = static_cast<int32_t>(small.work.seq.batch), head = small.work.key_head;
-  ptx::mbarrier_expect_tx(full, T::kKqBytes);
+  const bool with_v = !T::kIsForward && small.work.is_transition == 0;
+  ptx::mbarrier_expect_tx(full, T::kKqBytes + (with_v ? T::kVBytes : 0));
 #pragma unroll
   for (int half = 0; half < T::kHalves; ++half) {
-    ptx::tma_load(tile + half * 2 * kPanelBytes, &p.k, full, 64 * half, head, token, batch);
-    ptx::tma_load(tile + half * 2 * kPanelBytes + kPanelBytes, &p.q, full, 64 * half, head, token, batch);
+    ptx::tma_load(tile + half * T::kHalfBytes, &p.k, full, 64 * half, head, token, batch);
+    if constexpr (T::kIsForward) {
+      ptx::tma_load(tile + half * T::kHalfBytes + kPanelBytes, &p.q, full, 64 * half, head, token, batch);
+    }
+  }
+  if (with_v) {
+#pragma unroll
+    for (int wg = 0; wg < T::kStateWgs; ++wg) {
+      ptx::tma_load(smem + T::kVOffset + stage * T::kVBytes + wg * kPanelBytes, &p.v, full,
+                    small.work.v_begin + 64 * wg, small.work.head, token, batch);
+    }
   }
 }
 
@@ -72,7 +82,7 @@ struct AuxRole {
   __device__ __forceinline__ void clear_tail(uint32_t kq, int valid) const {
     const uint32_t zero[4] = {0, 0, 0, 0};
 #pragma unroll 1
-    for (int panel = 0; panel < T::kHalves * 2; ++panel) {
+    for (int panel = 0; panel < T::kKqBytes / kPanelBytes; ++panel) {
 #pragma unroll 1
       for (int i = valid * 8 + static_cast<int>(thread()); i < kChunk * 8; i += 128) {
         ptx::store_shared_16(kq + panel * kPanelBytes + swizzled(i >> 3, i & 7), zero);
@@ -84,12 +94,13 @@ struct AuxRole {
   // One thread per row of K (64) and Q (64): reciprocal norms, or the rows themselves normalised and rounded (round_qk).
   __device__ __forceinline__ void normalize(uint32_t kq, const float* gate) const {
     const uint32_t row = thread() & 63;
+    if (!T::kIsForward && thread() >= 64) return;  // no Q
     const uint32_t tile = kq + (thread() >> 6) * kPanelBytes;
     float sum = 0.f;
 #pragma unroll 2
     for (int i = 0; i < T::kHalves * 8; ++i) {
       uint32_t r[4];
-      ptx::load_shared_16(r, tile + (i >> 3) * 2 * kPanelBytes + swizzled(row, i & 7));
+      ptx::load_shared_16(r, tile + (i >> 3) * T::kHalfBytes + swizzled(row, i & 7));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float2 x = ptx::unpack2<Element>(r[j]);
@@ -107,7 +118,7 @@ struct AuxRole {
     if (!p.rule.round_qk) return;
 #pragma unroll 1
     for (int i = 0; i < T::kHalves * 8; ++i) {
-      const uint32_t address = tile + (i >> 3) * 2 * kPanelBytes + swizzled(row, i & 7);
+      const uint32_t address = tile + (i >> 3) * T::kHalfBytes + swizzled(row, i & 7);
       uint32_t r[4];
       ptx::load_shared_16(r, address);
 #pragma unroll
@@ -256,7 +267,7 @@ struct AuxRole {
     ptx::wgmma_fence();
 #pragma unroll
     for (int kb = 0; kb < T::kKeyDim / 16; ++kb) {
-      const uint64_t k = ptx::descriptor_advance(descriptor, (kb >> 2) * 2 * kPanelBytes + (kb & 3) * 32);
+      const uint64_t k = ptx::descriptor_advance(descriptor, (kb >> 2) * T::kHalfBytes + (kb & 3) * 32);
       ptx::wgmma_m64n64_ss<Element>(l, k, k, kb > 0);
     }
     ptx::wgmma_commit();
@@ -289,15 +300,27 @@ struct AuxRole {
 
   // P; the factors; what the chunk after next needs.
   __device__ __forceinline__ void scores(bool l2norm) {
-    float s[32];
-    const uint64_t descriptor = ptx::wgmma_descriptor(kq_of(), 16, 1024);
-    ptx::wgmma_fence();
+    if constexpr (T::kIsForward) {
+      float s[32];
+      const uint64_t descriptor = ptx::wgmma_descriptor(kq_of(), 16, 1024);
+      ptx::wgmma_fence();
 #pragma unroll
-    for (int kb = 0; kb < T::kKeyDim / 16; ++kb) {
-      const uint64_t k = ptx::descriptor_advance(descriptor, (kb >> 2) * 2 * kPanelBytes + (kb & 3) * 32);
-      ptx::wgmma_m64n64_ss<Element>(s, ptx::descriptor_advance(k, kPanelBytes), k, kb > 0);
+      for (int kb = 0; kb < T::kKeyDim / 16; ++kb) {
+        const uint64_t k = ptx::descriptor_advance(descriptor, (kb >> 2) * T::kHalfBytes + (kb & 3) * 32);
+        ptx::wgmma_m64n64_ss<Element>(s, ptx::descriptor_advance(k, kPanelBytes), k, kb > 0);
+      }
+      ptx::wgmma_commit();
+      prepare();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_touch(s);
+      renew();
+      const TileWeights weights(aux(), parity, l2norm, lane, warp);
+      store_scores(tile_of(T::kPOffset), s, weights, l2norm);
+    } else {
+      prepare();
     }
-    ptx::wgmma_commit();
+  }
+  __device__ __forceinline__ void prepare() const {
     if (warp == 0) {
       gate_maker().write_factors(aux().factors, aux().gate[parity], aux().k_norm, aux().q_norm);
     } else if (warp == 3) {
@@ -307,11 +330,6 @@ struct AuxRole {
       if (chunk >= kAuxWgs && chunk + kAuxWgs < small.work.num_chunks) load_kq<T>(p, small, base(), chunk + kAuxWgs);
     }
     __syncwarp();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_touch(s);
-    renew();
-    const TileWeights weights(aux(), parity, l2norm, lane, warp);
-    store_scores(tile_of(T::kPOffset), s, weights, l2norm);
   }
 };
 

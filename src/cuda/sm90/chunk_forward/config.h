@@ -21,19 +21,42 @@ __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t piece) {
   return row * 128 + ((piece ^ (row & 7)) << 4);
 }
 
+// Splitting of sequences into segments (docs/kernels/chunk_sm90.md). Segment s of a sequence starts from
+//   S_s = M_(s-1) S_(s-1) + L_(s-1):
+// L ("local") is where segment s - 1 ends when it starts from zero (its true start for s = 1), M its transition. Both come from
+// a launch of their own before (Traits::kIsForward false). Where a head's gates decay by e^-threshold within the last chunks of
+// segment s - 1, M is nothing and those chunks alone make L: its "window".
+struct SegmentParams {
+  int32_t chunks = 0;   // at most, per segment; 0: sequences stay whole
+  int32_t exact = 0;    // 1: no windows
+  float threshold = 0;  // of the sum of -log2 decay
+  int32_t* window;      // [segment, Hv]: chunks of the window, 0: the whole segment and its transition
+  int32_t* started;     // [segment, Hv, V / 64]: 1 once a sequence's first segment has read the initial state
+  float4* local;        // [segment, Hv, V / 64, 16, 128 threads]: the state warpgroups' registers
+  uint8_t* transition;  // [segment, Hv, 2 halves, 128 rows, 64] fp16, as in shared memory
+};
+inline constexpr int kTransitionBytes = 2 * 128 * 128;  // of one segment and head
+inline constexpr int kLocalBytes = 4 * 64 * 128;        // of one segment, head and 64 value channels
+
 struct KernelParams {
   CUtensorMap q, k, v, o;  // [batch, token, head, channel], boxes of 64 tokens x 64 channels
   RuleParams rule;
-  int32_t v_splits;  // CTAs per (sequence, head)
+  SegmentParams segments;
+  int32_t v_splits;  // CTAs per (sequence or segment, head); before a forward in segments there is one more, for M
 };
 
-// One (sequence, head): everything uniform over the CTA.
+// One (sequence or segment, head): everything uniform over the CTA.
 struct Work {
-  SequenceInfo seq;
+  SequenceInfo seq;  // tokens of the segment
   int32_t head, key_head;
   int32_t v_begin;  // first value channel of this CTA
   int32_t num_chunks;
   int64_t first_checkpoint;  // entry of checkpoints
+  int64_t tokens_before;     // of the sequence, in earlier segments
+  int32_t segment;           // of the sequence
+  int32_t num_segments;      // of the sequence
+  int32_t segment_index;     // over all sequences
+  int32_t is_transition;     // this CTA makes M
 
   __device__ __forceinline__ int tokens_in(int chunk) const {
     return min(static_cast<int>(seq.len) - chunk * kChunk, kChunk);
@@ -44,25 +67,28 @@ struct Work {
   }
 };
 
-template <class ElementType, int kKeyDimension, int kStateWarpgroups>
+// kIsForward: outputs too; otherwise what SegmentParams names, from K and V alone.
+template <class ElementType, int kKeyDimension, int kStateWarpgroups, bool kOutputs = true>
 struct Traits {
   using Element = ElementType;
   static constexpr int kKeyDim = kKeyDimension;       // 64 or 128
   static constexpr int kStateWgs = kStateWarpgroups;  // each holds 64 value channels of the state
+  static constexpr bool kIsForward = kOutputs;
   static constexpr int kThreads = 128 * (kStateWgs + kAuxWgs);
   using Mid = __nv_bfloat16;  // T, P, R and U' in P U': their range is that of v, which fp16 does not cover
   static constexpr int kHalves = kKeyDim / 64;
   static constexpr int kKqStages = 4;  // one in the state warpgroups' hands, one in each auxiliary's, one on its way
-  static constexpr int kVStages = 2;
+  static constexpr int kVStages = kIsForward ? 2 : kKqStages;  // without outputs V comes with K
   static constexpr int kProductStages = kAuxWgs;
   // Registers per thread; the sum over the warpgroups is at most 512. At entry every thread has 65536 / kThreads.
   static constexpr int kStateRegisters = kStateWgs == 2 ? 192 : 216;
   static constexpr int kAuxRegisters = kStateWgs == 2 ? 64 : 144;
 
-  // sKQ [halves][K 64 rows | Q 64 rows][64] and sV [wg][64 rows][64] per stage, sT, sP [64][64] per auxiliary warpgroup: all
+  // sKQ [halves][K 64 rows | Q 64 rows][64] (without outputs no Q) and sV [wg][64 rows][64] per stage, sT, sP [64][64] per auxiliary warpgroup: all
   // 16-bit, 128-byte swizzle. The output tile takes the place of the V tile. Then the inverse's own, per auxiliary
   // warpgroup: sH [64][64] fp16 and four [16][20] fp32 (inverse.cuh).
-  static constexpr int kKqBytes = kHalves * 2 * kPanelBytes;
+  static constexpr int kHalfBytes = (kIsForward ? 2 : 1) * kPanelBytes;
+  static constexpr int kKqBytes = kHalves * kHalfBytes;
   static constexpr int kVBytes = kStateWgs * kPanelBytes;
   static constexpr int kVOffset = kKqStages * kKqBytes;
   static constexpr int kTOffset = kVOffset + kVStages * kVBytes;
@@ -94,8 +120,9 @@ template <class T>
 struct SmallShared {
   Work work;
   AuxShared aux[kAuxWgs];
-  uint64_t kq_full[T::kKqStages], v_full[T::kStateWgs][T::kVStages];
+  uint64_t kq_full[T::kKqStages], v_full[T::kStateWgs][2];
   uint64_t product_full[T::kProductStages], product_empty[T::kProductStages];  // empty: the K and Q tiles are free, too
+  uint64_t fold_full[2];
   int32_t sequence;
 };
 

@@ -74,6 +74,19 @@ struct GateMaker {
            p.rule.beta.dtype == GDN_F32 && p.rule.gate_form == GDN_GATE_LOG && p.rule.beta_form == GDN_BETA_VALUE;
   }
 
+  // Of one token of the sequence's tensors, read here and now.
+  __device__ __forceinline__ float token_log2_decay(int64_t token) const {
+    const TensorRef& g = p.rule.g;
+    return log2_decay(
+        load_float(g.data, g.dtype, work.seq.batch * g.stride[0] + token * g.stride[1] + work.head * g.stride[2]));
+  }
+  __device__ __forceinline__ float token_beta(int64_t token) const {
+    const TensorRef& beta = p.rule.beta;
+    if (beta.data == nullptr) return 1.f;
+    return beta_value(load_float(
+        beta.data, beta.dtype, work.seq.batch * beta.stride[0] + token * beta.stride[1] + work.head * beta.stride[2]));
+  }
+
   // Cumulative log2 decay and beta of a chunk, from the words fetched before.
   __device__ __forceinline__ void make_gates(int chunk, float* gate, float* beta) const {
     ptx::copy_word_wait();

@@ -36,6 +36,24 @@ __device__ __forceinline__ int64_t sorted_sequence(const RuleParams& rule, int64
   return small.sequence;
 }
 
+// Everything of `work` but its place among the segments and folds. n < 0: there is nothing to do.
+template <class T>
+__device__ __forceinline__ void fill_work(const KernelParams& p, int64_t n, int32_t rest, int32_t parts, Work* work) {
+  const RuleParams& rule = p.rule;
+  if (n < 0) {
+    work->num_segments = 0;
+    return;
+  }
+  work->head = rest / parts;
+  work->key_head = rule.head_map == GDN_HEADS_TILED ? work->head % rule.Hk : work->head / (rule.Hv / rule.Hk);
+  work->is_transition = rest % parts == p.v_splits;
+  work->v_begin = work->is_transition ? 0 : (rest % parts) * 64 * T::kStateWgs;
+  work->seq = sequence_info(rule, n);
+  work->first_checkpoint = rule.checkpoint_every > 0 ? checkpoints_before(rule, n) : 0;
+  take_segment(work);
+  work->num_chunks = static_cast<int32_t>((work->seq.len + kChunk - 1) / kChunk);
+}
+
 template <class T>
 __device__ __forceinline__ void clear_output(const RuleParams& rule, const Work& work) {
   const TensorRef& o = rule.o;
@@ -63,37 +81,78 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
     }
     for (uint64_t& barrier : small.product_full) ptx::mbarrier_init(ptx::smem_address(&barrier), 4);
     for (uint64_t& barrier : small.product_empty) ptx::mbarrier_init(ptx::smem_address(&barrier), 4 * T::kStateWgs);
+    for (uint64_t& barrier : small.fold_full) ptx::mbarrier_init(ptx::smem_address(&barrier), 1);
     ptx::fence_barrier_init();
     for (const CUtensorMap* map : {&p.q, &p.k, &p.v, &p.o}) ptx::tma_prefetch_descriptor(map);
   }
 
-  const int64_t per_sequence = static_cast<int64_t>(rule.Hv) * p.v_splits;
-  int64_t n = blockIdx.x / per_sequence;
-  if (rule.cu_seqlens.data != nullptr && rule.N > 1 && rule.N <= kMaxSorted) {
-    n = sorted_sequence<T>(rule, n, reinterpret_cast<int32_t*>(aligned), small);  // before any tile is there
-  }
   // Kept in shared memory: registers are short in every role.
   Work& work = small.work;
+  float* scratch = reinterpret_cast<float*>(aligned + T::kHOffset);  // not a target of the copy engine
+  const bool split = T::kKeyDim == 128 && (!T::kIsForward || p.segments.chunks > 0);
+  const int32_t parts = p.v_splits + (T::kIsForward ? 0 : 1);
+  const int64_t per_sequence = static_cast<int64_t>(rule.Hv) * parts;
+  int64_t n = blockIdx.x / per_sequence;
+  if (!split && rule.cu_seqlens.data != nullptr && rule.N > 1 && rule.N <= kMaxSorted) {
+    n = sorted_sequence<T>(rule, n, reinterpret_cast<int32_t*>(scratch), small);
+  }
+  if (threadIdx.x < 32) {
+    const int32_t segment_index = static_cast<int32_t>(n);
+    if (split) n = find_segment(rule, p.segments.chunks, n, &work);
+    if (threadIdx.x == 0) {
+      if (!split) {
+        work.segment = 0;
+        work.num_segments = 1;
+      }
+      work.segment_index = segment_index;
+      fill_work<T>(p, n, static_cast<int32_t>(blockIdx.x % per_sequence), parts, &work);
+    }
+  }
+  __syncthreads();
+  if constexpr (!T::kIsForward) {
+    if (threadIdx.x == 0 && work.num_segments > 1 && work.segment == 0 && work.v_begin == 0) {
+      for (int i = 0; i < rule.V / 64; ++i) {
+        ptx::store_release(
+            p.segments.started + (static_cast<int64_t>(work.segment_index) * rule.Hv + work.head) * (rule.V / 64) + i,
+            0);
+      }
+    }
+    __syncthreads();
+    // The forward launch may take the multiprocessors that this one leaves; it waits for the results itself.
+    ptx::allow_next_launch();
+  }
+  if (work.num_segments == 0) return;
+  if (work.seq.is_null) {
+    if constexpr (T::kIsForward) clear_output<T>(rule, work);
+    return;
+  }
+  if constexpr (!T::kIsForward) {
+    if (work.segment + 1 == work.num_segments || (work.is_transition && work.segment == 0)) return;
+    const int window = find_window<T>(p, work, scratch);
+    if (window > 0 && work.is_transition) return;
+    __syncthreads();  // every thread has read what changes now
+    if (threadIdx.x == 0) {
+      if (work.v_begin == 0 && !work.is_transition) {
+        p.segments.window[static_cast<int64_t>(work.segment_index) * rule.Hv + work.head] = window;
+      }
+      if (window > 0) {
+        work.seq.begin += static_cast<int64_t>(work.num_chunks - window) * kChunk;
+        work.seq.len = static_cast<int64_t>(window) * kChunk;
+        work.seq.read_slot = -1;
+        work.num_chunks = window;
+      }
+    }
+  }
   if (threadIdx.x == 0) {
-    const int32_t rest = static_cast<int32_t>(blockIdx.x % per_sequence);
-    work.head = rest / p.v_splits;
-    work.key_head = rule.head_map == GDN_HEADS_TILED ? work.head % rule.Hk : work.head / (rule.Hv / rule.Hk);
-    work.v_begin = (rest % p.v_splits) * 64 * T::kStateWgs;
-    work.seq = sequence_info(rule, n);
-    work.num_chunks = static_cast<int32_t>((work.seq.len + kChunk - 1) / kChunk);
-    work.first_checkpoint = rule.checkpoint_every > 0 ? checkpoints_before(rule, n) : 0;
-    if (!work.seq.is_null) {
-      for (int i = 0; i < T::kKqStages && i < work.num_chunks; ++i) load_kq(p, small, smem, i);
+    const int tiles = min(work.num_chunks, work.segment > 0 && T::kIsForward ? 2 : T::kKqStages);  // SegmentState::load
+    for (int i = 0; i < tiles; ++i) load_kq(p, small, smem, i);
+    if constexpr (T::kIsForward) {
       for (int i = 0; i < T::kVStages && i < work.num_chunks; ++i) {
         for (int wg = 0; wg < T::kStateWgs; ++wg) load_v(p, small, smem, wg, i);
       }
     }
   }
   __syncthreads();
-  if (work.seq.is_null) {
-    clear_output<T>(rule, work);
-    return;
-  }
 
   const int warpgroup = threadIdx.x >> 7;
   if (warpgroup < T::kStateWgs) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
-#include <cmath>
 #include <string>
 
 #include "cuda/common/launch.h"
@@ -11,36 +10,51 @@
 #include "cuda/cuda.h"
 #include "cuda/sm90/chunk_forward/chunk_forward.h"
 #include "cuda/sm90/chunk_forward/kernel.cuh"
+#include "cuda/sm90/chunk_forward/schedule.h"
 #include "cuda/sm90/chunk_forward/tensor_maps.h"
+#include "cuda/workspace.h"
 
 namespace gdn::cuda::sm90 {
 namespace {
 
-// Microseconds per chunk of 64 tokens when every SM has a CTA, for CTAs of 128 and of 64 value channels (one H200,
-// lab/sm90_chunk_lab, 2026-12-01), and per CTA for its start and its states. Only their ratios matter.
-constexpr double kChunkMicros[2] = {2.9, 2.1};
-constexpr double kStartMicros = 4.0;
-
-// Value channels per CTA: 64 * state warpgroups.
-int32_t state_warpgroups(const RuleProblem& p) {
-  if (p.V % 128 != 0) return 1;
-  const double sms = std::max(1, device_info(p.device_id).sms);
-  const int64_t sequences = std::max<int64_t>(p.N, 1);
-  const double tokens = static_cast<double>(p.cu_seqlens.present() ? p.T : p.T * p.B);
-  const double mean = std::max(1.0, tokens / 64 / static_cast<double>(sequences));  // chunks per sequence
-  double best = 0;
-  int32_t choice = 2;
-  for (int32_t wgs : {2, 1}) {
-    const double ctas = static_cast<double>(sequences * p.Hv * (p.V / (64 * wgs)));
-    const double rounds = std::ceil(ctas / sms);
-    const double micros = rounds * (mean * kChunkMicros[2 - wgs] + kStartMicros);
-    if (wgs == 2 || micros < best) {
-      best = micros;
-      choice = wgs;
-    }
-  }
-  return choice;
+Workload workload_of(const RuleProblem& p) {
+  Workload w;
+  w.sequences = std::max<int64_t>(p.N, 1);
+  w.tokens = p.cu_seqlens.present() ? p.T : p.T * p.B;
+  w.longest = p.N <= 1 ? w.tokens : p.max_seqlen;
+  w.heads = static_cast<int32_t>(p.Hv);
+  w.value_dim = static_cast<int32_t>(p.V);
+  w.sms = std::max(1, device_info(p.device_id).sms);
+  return w;
 }
+
+// Engines call with the same shapes again and again, layer after layer.
+Schedule best_schedule(const Workload& work, bool may_split) {
+  thread_local Workload last_work;
+  thread_local bool last_split = false, known = false;
+  thread_local Schedule last;
+  if (!known || last_split != may_split || !(last_work == work)) {
+    last = rank_schedules(work, may_split).front();
+    last_work = work;
+    last_split = may_split;
+    known = true;
+  }
+  return last;
+}
+
+bool can_split(const RuleProblem& p) { return p.K == 128 && p.V % 128 == 0; }
+
+// What a split call keeps in device memory, for the segments that there can be.
+struct WorkspaceLayout {
+  int64_t transition = 0, local, window, started, bytes;
+  WorkspaceLayout(const RuleProblem& p, int64_t segments) {
+    const int64_t pairs = segments * p.Hv, panels = p.V / 64;
+    local = pairs * kTransitionBytes;
+    window = local + pairs * panels * kLocalBytes;
+    started = window + pairs * 4;
+    bytes = started + pairs * panels * 4;
+  }
+};
 
 const char* refuse_io(const RuleProblem& p) {
   const View* const tensors[] = {&p.q, &p.k, &p.v, &p.o};
@@ -62,20 +76,38 @@ cudaError_t launch(const KernelParams& params, int64_t ctas, int32_t device_id, 
     if (error != cudaSuccess) return error;
     if (device_id < kMaxDevices) prepared[device_id].store(true, std::memory_order_release);
   }
-  return cuda::launch(kernel, dim3(static_cast<unsigned>(ctas)), dim3(T::kThreads), kSmemBytes<T>, stream, params);
-}
-
-template <class Element, int kKeyDim>
-cudaError_t launch_wgs(const KernelParams& params, int32_t wgs, int64_t ctas, int32_t device_id, cudaStream_t stream) {
-  return wgs == 2 ? launch<Traits<Element, kKeyDim, 2>>(params, ctas, device_id, stream)
-                  : launch<Traits<Element, kKeyDim, 1>>(params, ctas, device_id, stream);
+  // In segments: CTAs come up, and make what needs no state, while the launch before runs out.
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(ctas);
+  config.blockDim = T::kThreads;
+  config.dynamicSmemBytes = kSmemBytes<T>;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = T::kIsForward && params.segments.chunks > 0 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, params);
 }
 
 template <class Element>
-cudaError_t launch_element(const KernelParams& params, int32_t wgs, int64_t ctas, int32_t device_id,
-                           cudaStream_t stream) {
-  return params.rule.K == 128 ? launch_wgs<Element, 128>(params, wgs, ctas, device_id, stream)
-                              : launch_wgs<Element, 64>(params, wgs, ctas, device_id, stream);
+cudaError_t launch_all(KernelParams& params, int64_t segments, int32_t wgs, int32_t device_id, cudaStream_t stream) {
+  const RuleParams& rule = params.rule;
+  const int64_t pairs = segments * rule.Hv;
+  if (params.segments.chunks > 0) {
+    params.v_splits = rule.V / 128;
+    const cudaError_t error =
+        launch<Traits<Element, 128, 2, false>>(params, pairs * (params.v_splits + 1), device_id, stream);
+    if (error != cudaSuccess) return error;
+  }
+  params.v_splits = rule.V / (64 * wgs);
+  const int64_t ctas = pairs * params.v_splits;
+  if (rule.K == 128) {
+    return wgs == 2 ? launch<Traits<Element, 128, 2>>(params, ctas, device_id, stream)
+                    : launch<Traits<Element, 128, 1>>(params, ctas, device_id, stream);
+  }
+  return wgs == 2 ? launch<Traits<Element, 64, 2>>(params, ctas, device_id, stream)
+                  : launch<Traits<Element, 64, 1>>(params, ctas, device_id, stream);
 }
 
 }  // namespace
@@ -94,12 +126,25 @@ const char* refuse_chunk(const RuleProblem& p) {
 }
 
 void plan_chunk(const RuleProblem& p, Plan* plan) {
-  const int32_t wgs = state_warpgroups(p);
+  const Workload work = workload_of(p);
+  const bool may_split = can_split(p) && p.split != GDN_SPLIT_OFF;
+  Schedule schedule = best_schedule(work, may_split && p.split_tokens == 0);
+  if (may_split && p.split_tokens > 0) {
+    schedule.segment_chunks = p.split_tokens / kChunk;
+    const auto micros = [&](int32_t wgs) { return predict_micros(work, wgs, schedule.segment_chunks, 0.25); };
+    schedule.state_warpgroups = micros(1) < micros(2) ? 1 : 2;
+  }
+  if (segment_bound(work, schedule.segment_chunks) > INT_MAX / (p.Hv * (p.V / 64 + 1))) schedule.segment_chunks = 0;
+  const int64_t segments = segment_bound(work, schedule.segment_chunks);
   plan->threads = 0;
-  plan->panel_v = 64 * wgs;
-  plan->work_items = p.N * p.Hv * (p.V / plan->panel_v);
+  plan->panel_v = 64 * schedule.state_warpgroups;
+  plan->work_items = segments * p.Hv * (p.V / plan->panel_v);
   plan->block_tokens = kChunk;
-  plan->scratch_bytes = 0;
+  plan->split_tokens = schedule.segment_chunks * kChunk;
+  plan->split_note = schedule.segment_chunks > 0 ? "predicted to be faster than whole sequences"
+                     : !can_split(p)             ? "off: chunk_sm90 splits K = 128 and V a multiple of 128 only"
+                                                 : "off: whole sequences are predicted to be faster";
+  plan->scratch_bytes = schedule.segment_chunks > 0 ? WorkspaceLayout(p, segments).bytes : 0;
 }
 
 Status run_chunk(const RuleProblem& p, const Plan& plan) {
@@ -108,7 +153,6 @@ Status run_chunk(const RuleProblem& p, const Plan& plan) {
   KernelParams params{};
   params.rule = make_params(p);
   const int32_t wgs = static_cast<int32_t>(plan.panel_v / 64);
-  params.v_splits = static_cast<int32_t>(p.V / plan.panel_v);
   const RuleParams& rule = params.rule;
   if (p.T > 0) {  // an empty tensor has no map, and nothing reads one
     CUresult result = encode_tensor_map(&params.q, rule.q, p.B, p.T, p.Hk, p.K);
@@ -121,9 +165,23 @@ Status run_chunk(const RuleProblem& p, const Plan& plan) {
     }
   }
   const cudaStream_t stream = stream_of(p);
+  const Workspace workspace(p, plan.scratch_bytes, stream);
+  if (!workspace.status().ok()) return workspace.status();
+  const int64_t segments = segment_bound(workload_of(p), plan.split_tokens / kChunk);
+  if (plan.split_tokens > 0) {
+    const WorkspaceLayout layout(p, segments);
+    uint8_t* memory = static_cast<uint8_t*>(workspace.data());
+    params.segments.chunks = static_cast<int32_t>(plan.split_tokens / kChunk);
+    params.segments.exact = p.split_exact ? 1 : 0;
+    params.segments.threshold = p.split_threshold * 1.4426950408889634f;
+    params.segments.transition = memory + layout.transition;
+    params.segments.local = reinterpret_cast<float4*>(memory + layout.local);
+    params.segments.window = reinterpret_cast<int32_t*>(memory + layout.window);
+    params.segments.started = reinterpret_cast<int32_t*>(memory + layout.started);
+  }
   const cudaError_t error = p.q.dtype == GDN_BF16
-                                ? launch_element<__nv_bfloat16>(params, wgs, plan.work_items, p.device_id, stream)
-                                : launch_element<__half>(params, wgs, plan.work_items, p.device_id, stream);
+                                ? launch_all<__nv_bfloat16>(params, segments, wgs, p.device_id, stream)
+                                : launch_all<__half>(params, segments, wgs, p.device_id, stream);
   if (error != cudaSuccess) cudaGetLastError();  // reported: nobody else is to find it
   return cuda_status("chunk_forward", "the launch", error);
 }

@@ -6,7 +6,9 @@
 #include "cuda/ptx/ldst.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/chunk_forward/aux_role.cuh"
 #include "cuda/sm90/chunk_forward/config.h"
+#include "cuda/sm90/chunk_forward/segments.cuh"
 
 namespace gdn::cuda::sm90 {
 
@@ -68,6 +70,17 @@ struct StateRole {
     }
   }
 
+  // M is where the identity ends without values: column k of M in the place of value channel k.
+  __device__ __forceinline__ void load_identity(float (&x)[kRegisters]) const {
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    const int away = 64 * wg + 16 * warp + (lane >> 2) - 2 * (lane & 3);  // channel of e = 0 - column of j = 0
+#pragma unroll
+    for (int j = 0; j < T::kKeyDim / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[4 * j + e] = away + 8 * (e >> 1) == 8 * j + (e & 1) ? 1.f : 0.f;
+    }
+  }
+
   __device__ __forceinline__ void store_state(const TensorRef& state, int64_t slot,
                                               const float (&x)[kRegisters]) const {
     switch (state.dtype) {
@@ -116,13 +129,25 @@ struct StateRole {
 
     const int num_chunks = small.work.num_chunks;
     float x[kRegisters];
-    load_state(x);
+    if constexpr (T::kIsForward && T::kKeyDim == 128) {
+      if (small.work.segment > 0) {
+        SegmentState<T>{p, smem, small, wg}.load(x);
+      } else {
+        load_state(x);
+        if (small.work.num_segments > 1) SegmentState<T>{p, smem, small, wg}.announce_start();
+      }
+    } else if (!T::kIsForward && small.work.is_transition) {
+      load_identity(x);
+    } else {
+      load_state(x);
+    }
 
     RingPosition<T::kKqStages> in;
     RingPosition<T::kProductStages> product;  // and of V
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      const uint32_t kq = smem + in.stage * T::kKqBytes,
-                     v = smem + T::kVOffset + product.stage * T::kVBytes + wg * kPanelBytes;
+      const uint32_t kq = smem + in.stage * T::kKqBytes, v = smem + T::kVOffset +
+                                                             (T::kIsForward ? product.stage : in.stage) * T::kVBytes +
+                                                             wg * kPanelBytes;
       const uint64_t kq_descriptor = ptx::wgmma_descriptor(kq, 16, 1024);
       const uint64_t inverse = ptx::wgmma_descriptor(smem + T::kTOffset + product.stage * kPanelBytes, 16, 1024);
       const Factors& factors = small.aux[product.stage].factors;
@@ -135,28 +160,35 @@ struct StateRole {
       ptx::mbarrier_wait(ptx::smem_address(&small.product_full[product.stage]),
                          product.parity);  // by the auxiliary warps
 
-      // Y = X [K; Q]^T, in turns: in step, both warpgroups would wait for the tensor cores at once, and then neither use them.
-      float y[64];
+      // Y = X [K; Q]^T (X K^T without outputs), in turns: in step, both warpgroups would wait for the tensor cores at once, and then neither use them.
+      float y[T::kIsForward ? 64 : 32];
       if (T::kStateWgs == 2 && (wg == 1 || chunk > 0)) ptx::named_barrier_sync(kTurnBarrier0 + wg, 256);
       ptx::wgmma_touch(x);
       ptx::wgmma_fence();
 #pragma unroll
       for (int kb = 0; kb < T::kKeyDim / 16; ++kb) {
-        ptx::wgmma_m64n128_rs<Element>(
-            y, xb + 4 * kb, ptx::descriptor_advance(kq_descriptor, (kb >> 2) * 2 * kPanelBytes + (kb & 3) * 32),
-            kb > 0);
+        const uint64_t b = ptx::descriptor_advance(kq_descriptor, (kb >> 2) * T::kHalfBytes + (kb & 3) * 32);
+        if constexpr (T::kIsForward) {
+          ptx::wgmma_m64n128_rs<Element>(y, xb + 4 * kb, b, kb > 0);
+        } else {
+          ptx::wgmma_m64n64_rs<Element>(y, xb + 4 * kb, b, kb > 0);
+        }
       }
       ptx::wgmma_commit();
 
-      // The chunk before's V tile is free once its output has left shared memory.
-      if (elected && chunk > 0 && chunk + 1 < num_chunks) {
-        ptx::tma_store_wait_read();
-        load_v(p, small, smem, wg, chunk + 1);
+      if constexpr (T::kIsForward) {
+        // The chunk before's V tile is free once its output has left shared memory.
+        if (elected && chunk > 0 && chunk + 1 < num_chunks) {
+          ptx::tma_store_wait_read();
+          load_v(p, small, smem, wg, chunk + 1);
+        }
+        ptx::mbarrier_wait(ptx::smem_address(&small.v_full[wg][product.stage]), product.parity);  // by the copy engine
       }
-      ptx::mbarrier_wait(ptx::smem_address(&small.v_full[wg][product.stage]), product.parity);  // by the copy engine
-      uint32_t vt[16];
+      uint32_t vt[16] = {};
+      if (T::kIsForward || small.work.is_transition == 0) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) ptx::ldmatrix_x4_trans(vt + 4 * j, v + tile_offset + 2048 * j);
+        for (int j = 0; j < 4; ++j) ptx::ldmatrix_x4_trans(vt + 4 * j, v + tile_offset + 2048 * j);
+      }
       if (small.work.has_foreign_rows(p.rule, chunk)) clear_tail(vt, small.work.tokens_in(chunk) - t2);
       ptx::wgmma_wait<0>();
       ptx::wgmma_touch(y);
@@ -186,13 +218,15 @@ struct StateRole {
 
       // Meanwhile O^T = Y_Q diag(scale e^G), X *= e^G_last.
       float o[32];
+      if constexpr (T::kIsForward) {
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 f = *reinterpret_cast<const float2*>(&factors.read_q[8 * j + t2]);
-        o[4 * j] = y[32 + 4 * j] * f.x;
-        o[4 * j + 1] = y[32 + 4 * j + 1] * f.y;
-        o[4 * j + 2] = y[32 + 4 * j + 2] * f.x;
-        o[4 * j + 3] = y[32 + 4 * j + 3] * f.y;
+        for (int j = 0; j < 8; ++j) {
+          const float2 f = *reinterpret_cast<const float2*>(&factors.read_q[8 * j + t2]);
+          o[4 * j] = y[32 + 4 * j] * f.x;
+          o[4 * j + 1] = y[32 + 4 * j + 1] * f.y;
+          o[4 * j + 2] = y[32 + 4 * j + 2] * f.x;
+          o[4 * j + 3] = y[32 + 4 * j + 3] * f.y;
+        }
       }
       const float decay = factors.decay;
 #pragma unroll
@@ -213,9 +247,9 @@ struct StateRole {
       }
       // X += (U'^T diag(e^(G_last - G))) K, O^T += U'^T P^T
       ptx::wgmma_touch(x);
-      ptx::wgmma_touch(o);
+      if constexpr (T::kIsForward) ptx::wgmma_touch(o);
       ptx::wgmma_fence();
-      const uint64_t update = ptx::wgmma_descriptor(kq, 2 * kPanelBytes, 1024);
+      const uint64_t update = ptx::wgmma_descriptor(kq, T::kHalfBytes, 1024);
 #pragma unroll
       for (int kb = 0; kb < 4; ++kb) {
         const uint64_t b = ptx::descriptor_advance(update, kb * 2048);
@@ -226,41 +260,55 @@ struct StateRole {
         }
       }
       ptx::wgmma_commit();
+      if constexpr (T::kIsForward) {
 #pragma unroll
-      for (int kb = 0; kb < 4; ++kb) {
-        ptx::wgmma_m64n64_rs<Mid>(o, ub + 4 * kb, ptx::descriptor_advance(inverse, T::kPOffset - T::kTOffset + kb * 32),
-                                  true);
+        for (int kb = 0; kb < 4; ++kb) {
+          ptx::wgmma_m64n64_rs<Mid>(o, ub + 4 * kb,
+                                    ptx::descriptor_advance(inverse, T::kPOffset - T::kTOffset + kb * 32), true);
+        }
+        ptx::wgmma_commit();
       }
-      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_touch(x);
-      ptx::wgmma_touch(o);
+      if constexpr (T::kIsForward) ptx::wgmma_touch(o);
       if (lane == 0) ptx::mbarrier_arrive(ptx::smem_address(&small.product_empty[product.stage]));
 
+      if constexpr (T::kIsForward) {
         // O into the place of V, of which every warp has read just what it writes now.
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        ptx::stmatrix_x4_trans(v + tile_offset + 2048 * j, ptx::pack2<Element>(o[8 * j], o[8 * j + 1]),
-                               ptx::pack2<Element>(o[8 * j + 2], o[8 * j + 3]),
-                               ptx::pack2<Element>(o[8 * j + 4], o[8 * j + 5]),
-                               ptx::pack2<Element>(o[8 * j + 6], o[8 * j + 7]));
+        for (int j = 0; j < 4; ++j) {
+          ptx::stmatrix_x4_trans(v + tile_offset + 2048 * j, ptx::pack2<Element>(o[8 * j], o[8 * j + 1]),
+                                 ptx::pack2<Element>(o[8 * j + 2], o[8 * j + 3]),
+                                 ptx::pack2<Element>(o[8 * j + 4], o[8 * j + 5]),
+                                 ptx::pack2<Element>(o[8 * j + 6], o[8 * j + 7]));
+        }
+        ptx::fence_async_proxy();
+        ptx::named_barrier_sync(barrier, 128);
+        store_output(v, chunk, elected);
       }
-      ptx::fence_async_proxy();
-      ptx::named_barrier_sync(barrier, 128);
-      store_output(v, chunk, elected);
       in.advance();
       product.advance();
 
-      if (p.rule.checkpoint_every > 0) {
-        const int64_t tokens = static_cast<int64_t>(chunk + 1) * kChunk;
-        if (tokens <= small.work.seq.len && tokens % p.rule.checkpoint_every == 0) {
+      if (T::kIsForward && p.rule.checkpoint_every > 0) {
+        const int64_t in_segment = static_cast<int64_t>(chunk + 1) * kChunk,
+                      tokens = small.work.tokens_before + in_segment;
+        if (in_segment <= small.work.seq.len && tokens % p.rule.checkpoint_every == 0) {
           const int64_t slot = checkpoint_slot(small.work.first_checkpoint, tokens);
           if (slot >= 0) store_state(p.rule.checkpoints, slot, x);
         }
       }
     }
-    if (small.work.seq.write_slot >= 0) store_state(p.rule.final_state, small.work.seq.write_slot, x);
-    if (elected) ptx::tma_store_wait();
+    if constexpr (T::kIsForward) {
+      if (T::kKeyDim == 128 && small.work.segment > 0 && small.work.seq.write_slot >= 0) {
+        SegmentState<T>{p, smem, small, wg}.await_start();
+      }
+      if (small.work.seq.write_slot >= 0) store_state(p.rule.final_state, small.work.seq.write_slot, x);
+      if (elected) ptx::tma_store_wait();
+    } else if (small.work.is_transition) {
+      SegmentState<T>{p, smem, small, wg}.store_transition(x);
+    } else {
+      SegmentState<T>{p, smem, small, wg}.store_local(x);
+    }
   }
 
   // sO -> o. The copy engine clips at the end of the tensor; a tail with another sequence behind it is stored by hand.

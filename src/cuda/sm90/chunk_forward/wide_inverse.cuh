@@ -30,7 +30,7 @@ struct WideInverse {
         float sum = 0.f;
 #pragma unroll 1
         for (int i = 0; i < T::kHalves * 8; ++i) {
-          const uint32_t base = kq + (i >> 3) * 2 * kPanelBytes;
+          const uint32_t base = kq + (i >> 3) * T::kHalfBytes;
           uint32_t a[4], b[4];
           ptx::load_shared_16(a, base + swizzled(row, i & 7));
           ptx::load_shared_16(b, base + swizzled(other, i & 7));

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// Which CTAs a chunk_forward gets on Hopper: value channels per CTA, segments of split sequences. Host only, pure.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace gdn::cuda::sm90 {
+
+// What is known on the host. Lengths are on the device: `longest` may be 0 (unknown).
+struct Workload {
+  int64_t sequences = 1;
+  int64_t tokens = 0;   // of all sequences
+  int64_t longest = 0;  // tokens of the longest one
+  int32_t heads = 1;    // value heads
+  int32_t value_dim = 128;
+  int32_t sms = 132;
+  bool operator==(const Workload&) const = default;
+};
+
+struct Schedule {
+  int32_t state_warpgroups = 2;  // 64 value channels each
+  int64_t segment_chunks = 0;    // at most, per segment; 0: sequences stay whole
+  double micros = 0;             // predicted: a quarter of the heads without a window
+};
+
+// Predicted time of a schedule. `exact_share`: heads whose gates do not decay within a segment.
+double predict_micros(const Workload& work, int32_t state_warpgroups, int64_t segment_chunks, double exact_share);
+
+// The candidates that are weighed, best first: [0] is taken. Splitting must be allowed, and the shape one that can be split.
+std::vector<Schedule> rank_schedules(const Workload& work, bool may_split);
+
+// Segments there can be at most: what the grid and the workspace are made for.
+int64_t segment_bound(const Workload& work, int64_t segment_chunks);
+
+}  // namespace gdn::cuda::sm90
