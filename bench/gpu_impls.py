@@ -82,6 +82,10 @@ class GdnLibrary:
         self.lib.gdn_last_error.restype = ctypes.c_char_p
         self.lib.gdn_version.restype = ctypes.c_char_p
         self.lib.gdn_chunk_forward.argtypes = (ctypes.POINTER(self.api.RuleArgs),)
+        self.lib.gdn_chunk_forward_workspace.argtypes = (
+            ctypes.POINTER(self.api.RuleArgs),
+            ctypes.POINTER(ctypes.c_int64),
+        )
         self.lib.gdn_explain.argtypes = (
             ctypes.c_int32,
             ctypes.POINTER(self.api.RuleArgs),
@@ -127,6 +131,13 @@ class GdnCall:
             args.impl = impl.encode()
         if self.o.is_cuda and not hasattr(args, "stream"):  # else Python would add an attribute that C never sees
             raise RuntimeError(f"{library.api.__file__}: RuleArgs has no field 'stream'; expected that of gdn.h")
+        # What an engine knows on the host, and scratch of its own as an engine would have it.
+        args.max_seqlen = int(x["cu_seqlens"].diff().max())
+        needed = ctypes.c_int64(0)
+        library.check(library.lib.gdn_chunk_forward_workspace(ctypes.byref(args), ctypes.byref(needed)))
+        self.workspace = torch.empty(needed.value, dtype=torch.uint8, device=self.o.device)
+        if needed.value:
+            args.workspace, args.workspace_bytes = self.workspace.data_ptr(), needed.value
         self.args = args
 
     def __call__(self) -> Results:
@@ -153,8 +164,7 @@ def libgdn(
 
     def version(x: Inputs) -> str:
         plan = GdnCall(library, impl, x).plan()
-        what = " ".join(str(plan[key]) for key in ("impl", "schedule") if key in plan)
-        return f"{library.lib.gdn_version().decode()} {what}"
+        return f"{library.lib.gdn_version().decode()} {plan['impl']}"
 
     return Implementation(name, lambda x: GdnCall(library, impl, x), version)
 
