@@ -345,6 +345,25 @@ TEST_P(CudaRule, MixedDevicesAndF64AreRefusedByName) {
   EXPECT_NE(std::string(gdn_last_error()).find("F64"), std::string::npos) << gdn_last_error();
 }
 
+TEST(CudaPlan, NamesWhatItCannotSeeWithoutAddresses) {
+  if (!gdn_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  if (!is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  PackedRule c(400, 4);
+  const auto plan = [&] {
+    std::vector<char> json(1 << 16);
+    EXPECT_EQ(gdn_explain(GDN_OP_CHUNK_FORWARD, &c.args, json.data(), json.size(), nullptr), GDN_OK);
+    return std::string(json.data());
+  };
+  const std::string condition = "\"condition\": \"if q, k, v and o are 16-byte aligned\"";
+  EXPECT_EQ(plan().find(condition), std::string::npos) << plan();
+  gdn_tensor q = c.q.view();
+  c.args.q = &q;
+  q.data = nullptr;
+  EXPECT_NE(plan().find(condition), std::string::npos) << plan();
+  q.data = static_cast<char*>(c.q.view().data) + 2;
+  EXPECT_EQ(plan().find("\"impl\": \"chunk_simt\""), plan().find("\"impl\": ")) << plan();
+}
+
 void write_report(const char* path) {
   cudaDeviceProp properties;
   if (cudaGetDeviceProperties(&properties, 0) != cudaSuccess) return;

@@ -33,7 +33,7 @@ __device__ __forceinline__ void store_heads(const TensorRef& t, int64_t offset, 
 }
 
 template <int kV>
-__global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ GateParams p) {
+__global__ void GDN_BOUNDS(kThreads, 5) gate_kernel(const __grid_constant__ GateParams p) {
   for (int64_t h = (int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * kV; h < p.H;
        h += int64_t{gridDim.y} * blockDim.x * kV) {
     float rate[kV] = {}, dt_bias[kV] = {};

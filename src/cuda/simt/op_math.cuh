@@ -4,6 +4,14 @@
 #include "cuda/common/element.cuh"
 #include "cuda/common/op_params.h"
 
+// Of compute capability 10 and later ptxas left to itself holds on to an occupancy at which these kernels spill; before,
+// the bound would only cost occupancy.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define GDN_BOUNDS(threads, blocks) __launch_bounds__(threads, blocks)
+#else
+#define GDN_BOUNDS(threads, blocks) __launch_bounds__(threads)
+#endif
+
 namespace gdn::cuda {
 
 // ---- dtypes at compile time

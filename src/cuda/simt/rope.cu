@@ -103,7 +103,7 @@ __device__ __forceinline__ float warp_sum(float x) {
 
 // Shared memory: cos [R], sin [R], weights of q and k [2][D], normed rotary channels [kWarps][R].
 template <class T, int kVectors>
-__global__ void __launch_bounds__(kThreads) rope_heads(const __grid_constant__ RopeParams p) {
+__global__ void GDN_BOUNDS(kThreads, 2) rope_heads(const __grid_constant__ RopeParams p) {
   constexpr int kV = 16 / static_cast<int>(sizeof(T));
   extern __shared__ float4 shared[];
   const int D = static_cast<int>(p.D), R = static_cast<int>(p.R), half = R / 2;

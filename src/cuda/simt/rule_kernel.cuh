@@ -170,6 +170,7 @@ struct Block {
     const bool keeps =
         (p.token_indices.data != nullptr && p.final_state.data != nullptr) || p.snapshots.data != nullptr;
     const int64_t o_base = seq.batch * p.o.stride[0] + head * p.o.stride[2];
+    int64_t next_checkpoint = p.checkpoints.data != nullptr ? p.checkpoint_every : -1;
     for (int64_t first = 0; first < seq.len; first += launch.tile_tokens) {
       const int64_t left = seq.len - first;
       const int count = left < launch.tile_tokens ? static_cast<int>(left) : launch.tile_tokens;
@@ -183,8 +184,9 @@ struct Block {
           store_float(p.o.data, p.o.dtype, o_base + token * p.o.stride[1] + (column + row_lane) * p.o.stride[3], out);
         }
         if (keeps) keep(tile, first + t, row_lane, column);
-        if (p.checkpoints.data != nullptr && (first + t + 1) % p.checkpoint_every == 0) {
-          const int64_t slot = checkpoint_slot(p, checkpoint_entry + (first + t + 1) / p.checkpoint_every - 1);
+        if (first + t + 1 == next_checkpoint) {
+          const int64_t slot = checkpoint_slot(p, checkpoint_entry + next_checkpoint / p.checkpoint_every - 1);
+          next_checkpoint += p.checkpoint_every;
           if (slot >= 0) {
             tile.store(p.checkpoints, launch.checkpoints, state_base(p.checkpoints, slot), p.K, p.V, row_lane, column);
           }

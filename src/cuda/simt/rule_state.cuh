@@ -148,6 +148,8 @@ struct StateTile {
 
   __device__ __forceinline__ void store(const TensorRef& t, Access access, int64_t base, int K, int V, int row_lane,
                                         int column) const {
+    // Opaque, or the compiler computes the addresses of every row before the token loop, and spills.
+    asm volatile("" : "+r"(row_lane), "+r"(column));
     if (t.dtype == GDN_F32) {
       store_as<float>(t, access, base, K, V, row_lane, column);
     } else if (t.dtype == GDN_BF16) {
