@@ -120,6 +120,7 @@ std::string split_text(const RuleProblem& p, const Plan& plan) {
   }
   if (p.split == GDN_SPLIT_OFF) {
     const int64_t pairs = validation::split_pairs();
+    if (p.split_tokens > 0) return "off: no sequence is longer than a segment";
     if (p.batch_invariant) return "off: asked, or batch_invariant without split_tokens";
     if (p.N > pairs / p.Hv) return "off: more than " + std::to_string(pairs) + " pairs of sequence and head";
     return "off";
@@ -204,6 +205,16 @@ Status explain(int32_t op, const gdn_rule_args* args, std::string* out) {
     json.number("block_tokens", plan.block_tokens).number("scratch_bytes", plan.scratch_bytes);
     if (op == GDN_OP_CHUNK_FORWARD) {
       json.number("split_tokens", plan.split_tokens).text("split", split_text(problem, plan));
+    }
+    if (impl->options != nullptr) {
+      Json options = Json::array();
+      for (const PlanOption& option : impl->options(problem)) {
+        Json entry = Json::object();
+        entry.number("panel_v", option.panel_v).number("split_tokens", option.split_tokens);
+        entry.real("predicted_us", option.micros);
+        options.raw(nullptr, entry.str());
+      }
+      json.raw("options", options.str());
     }
     if (impl->without_addresses != nullptr && !has_addresses(problem)) json.text("condition", impl->without_addresses);
   } else {

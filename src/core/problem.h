@@ -94,7 +94,8 @@ struct RuleProblem : Place {
   bool zero_tail = false;   // rows of o past cu_seqlens[N] are zeroed; false without cu_seqlens or tokens
   int32_t num_threads = 0;  // as asked, 0: default
   bool batch_invariant = false;
-  // Splitting of sequences. split is already GDN_SPLIT_OFF where batch_invariant or split_pairs asks for it.
+  // Splitting of sequences. split is already GDN_SPLIT_OFF where batch_invariant or split_pairs asks for it, and where no
+  // sequence can be longer than a segment.
   int32_t split = GDN_SPLIT_AUTO;
   int64_t split_tokens = 0;  // tokens per segment, a multiple of 64; 0: the plan chooses
   bool split_exact = false;  // no gate window

@@ -337,7 +337,7 @@ bool run(Checker* c, int32_t op, const gdn_rule_args* args, RuleProblem* p) {
   }
   // A sequence's bits may depend on its own length and on the length of segments that the caller names, on no plan.
   const bool few = p->Hv == 0 || p->N <= validation::split_pairs() / p->Hv;
-  if (p->split_tokens == 0 && (p->batch_invariant || !few)) p->split = GDN_SPLIT_OFF;
+  if (p->split_tokens == 0 ? p->batch_invariant || !few : p->split_tokens >= p->T) p->split = GDN_SPLIT_OFF;
   if (c->on_cuda()) {
     p->workspace = a.workspace;
     p->workspace_bytes = a.workspace_bytes;

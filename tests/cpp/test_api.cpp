@@ -198,6 +198,8 @@ TEST(Plan, SplittingIsAcceptedAndExplainedOnTheCpu) {
   EXPECT_EQ(c.o, whole);
   c.args.batch_invariant = 1;  // a length that the caller names is the same for every batch
   EXPECT_EQ(split_of(c), "off: " + impl + " does not split");
+  c.args.split_tokens = int64_t{1} << 40;
+  EXPECT_EQ(split_of(c), "off: no sequence is longer than a segment");
   c.args.split_tokens = 0;
   EXPECT_EQ(split_of(c), "off: asked, or batch_invariant without split_tokens");
   c.args.batch_invariant = 0;
@@ -206,6 +208,7 @@ TEST(Plan, SplittingIsAcceptedAndExplainedOnTheCpu) {
 
   Sizes many;
   many.B = 17;  // times 4 heads: past the default of GDN_SPLIT_PAIRS
+  many.T = 70;
   RuleCase d(many);
   EXPECT_EQ(split_of(d), "off: more than 64 pairs of sequence and head");
   d.args.split_tokens = 64;
