@@ -321,6 +321,7 @@ GDN_API gdn_status gdn_qk_rmsnorm_rope(const gdn_qk_rmsnorm_rope_args* args);
  * The plan is a pure function of the arguments' shapes, dtypes and host metadata; data pointers may be NULL here. */
 enum { GDN_OP_CHUNK_FORWARD = 0, GDN_OP_RECURRENT = 1 };
 /* Writes a JSON object {op, impl, isa, threads, work_items, panel_v, block_tokens, scratch_bytes, ...,
+ * options: [{panel_v, split_tokens, predicted_us}] where the plan weighed several (best first),
  * candidates: [{impl, accepted, reason}]} as a NUL-terminated string, truncated to size; *needed (if not NULL) gets the
  * full size with the NUL. */
 GDN_API gdn_status gdn_explain(int32_t op, const gdn_rule_args* args, char* json, size_t size, size_t* needed);

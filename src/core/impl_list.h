@@ -23,6 +23,12 @@ struct Plan {
   const char* split_note = "";  // why, for explain; static
 };
 
+// A way of doing the problem that a plan weighed.
+struct PlanOption {
+  int64_t panel_v = 0, split_tokens = 0;
+  double micros = 0;  // predicted time
+};
+
 struct Implementation {
   const char* name;                              // "chunk_avx2", "recurrent_avx2", "reference_fp32", ...
   int32_t op;                                    // GDN_OP_*
@@ -33,6 +39,7 @@ struct Implementation {
   void (*make_plan)(const RuleProblem&, Plan*);  // fills the fields above; pure
   Status (*run)(const RuleProblem&, const Plan&);
   const char* without_addresses = nullptr;  // what `refuses` cannot see of tensors without data, for explain
+  std::vector<PlanOption> (*options)(const RuleProblem&) = nullptr;  // best first, for explain
 };
 
 const std::vector<Implementation>& implementations();

@@ -69,14 +69,18 @@ __device__ __forceinline__ SequenceInfo sequence_info(const RuleParams& p, int64
   return seq;
 }
 
-// Checkpoint entries of the sequences before n, null ones included.
-__device__ __forceinline__ int64_t checkpoints_before(const RuleParams& p, int64_t n) {
+// Entry of `checkpoints` where sequence n's begin: those of all sequences before it, null ones included. Called by whole
+// warps; every lane gets the result.
+__device__ __forceinline__ int64_t checkpoint_begin(const RuleParams& p, int64_t n) {
   if (p.cu_seqlens.data == nullptr) return n * (p.T / p.checkpoint_every);
   int64_t count = 0;
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = threadIdx.x % 32; i < n; i += 32) {
     SequenceInfo seq;
     sequence_bounds(p, i, &seq);
     count += seq.len / p.checkpoint_every;
+  }
+  for (int offset = 16; offset > 0; offset /= 2) {
+    count += static_cast<int64_t>(__shfl_xor_sync(0xffffffffu, static_cast<unsigned long long>(count), offset));
   }
   return count;
 }

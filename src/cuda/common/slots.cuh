@@ -5,22 +5,6 @@
 
 namespace gdn::cuda {
 
-// Entry of `checkpoints` where sequence n's begin: those of all sequences before it, null ones included. Called by whole
-// warps; every lane gets the result.
-__device__ __forceinline__ int64_t checkpoint_begin(const RuleParams& p, int64_t n) {
-  if (p.cu_seqlens.data == nullptr) return n * (p.T / p.checkpoint_every);
-  int64_t count = 0;
-  for (int64_t i = threadIdx.x % 32; i < n; i += 32) {
-    SequenceInfo seq;
-    sequence_bounds(p, i, &seq);
-    count += seq.len / p.checkpoint_every;
-  }
-  for (int offset = 16; offset > 0; offset /= 2) {
-    count += static_cast<int64_t>(__shfl_xor_sync(0xffffffffu, static_cast<unsigned long long>(count), offset));
-  }
-  return count;
-}
-
 // Row of `checkpoints` for an entry, or -1: not written.
 __device__ __forceinline__ int64_t checkpoint_slot(const RuleParams& p, int64_t entry) {
   int64_t slot = entry;

@@ -262,13 +262,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int32_t head = static_cast<int32_t>(pair - n * p.Hv);
     __shared__ SequenceInfo shared_seq;
     __shared__ int64_t shared_entry, shared_n;
-    __syncthreads();  // the item before is done with it
-    if (threadIdx.x == 0) {
-      SequenceInfo seq = sequence_info(p, n);
-      if (p.token_indices.data != nullptr) verify_start(p, n, &seq);
-      shared_seq = seq;
-      shared_n = n;
-      shared_entry = p.checkpoints.data != nullptr ? checkpoint_begin(p, n) : 0;
+    __syncthreads();         // the item before is done with it
+    if (threadIdx.x < 32) {  // checkpoint_begin wants a whole warp
+      const int64_t entry = p.checkpoints.data != nullptr ? checkpoint_begin(p, n) : 0;
+      if (threadIdx.x == 0) {
+        SequenceInfo seq = sequence_info(p, n);
+        if (p.token_indices.data != nullptr) verify_start(p, n, &seq);
+        shared_seq = seq;
+        shared_n = n;
+        shared_entry = entry;
+      }
     }
     __syncthreads();
     Block<kRows, kCols> block{p,    launch,         sK,         sQ,          sV, sDecay, sBeta, shared_n,

@@ -36,7 +36,7 @@ __device__ __forceinline__ int64_t sorted_sequence(const RuleParams& rule, int64
   return small.sequence;
 }
 
-// Everything of `work` but its place among the segments and folds. n < 0: there is nothing to do.
+// Everything of `work` but its place among the segments and checkpoints. n < 0: there is nothing to do.
 template <class T>
 __device__ __forceinline__ void fill_work(const KernelParams& p, int64_t n, int32_t rest, int32_t parts, Work* work) {
   const RuleParams& rule = p.rule;
@@ -49,7 +49,6 @@ __device__ __forceinline__ void fill_work(const KernelParams& p, int64_t n, int3
   work->is_transition = rest % parts == p.v_splits;
   work->v_begin = work->is_transition ? 0 : (rest % parts) * 64 * T::kStateWgs;
   work->seq = sequence_info(rule, n);
-  work->first_checkpoint = rule.checkpoint_every > 0 ? checkpoints_before(rule, n) : 0;
   take_segment(work);
   work->num_chunks = static_cast<int32_t>((work->seq.len + kChunk - 1) / kChunk);
 }
@@ -99,12 +98,14 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
   if (threadIdx.x < 32) {
     const int32_t segment_index = static_cast<int32_t>(n);
     if (split) n = find_segment(rule, p.segments.chunks, n, &work);
+    const int64_t checkpoint = T::kIsForward && rule.checkpoint_every > 0 && n >= 0 ? checkpoint_begin(rule, n) : 0;
     if (threadIdx.x == 0) {
       if (!split) {
         work.segment = 0;
         work.num_segments = 1;
       }
       work.segment_index = segment_index;
+      work.first_checkpoint = checkpoint;
       fill_work<T>(p, n, static_cast<int32_t>(blockIdx.x % per_sequence), parts, &work);
     }
   }

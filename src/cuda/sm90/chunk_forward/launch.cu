@@ -147,6 +147,14 @@ void plan_chunk(const RuleProblem& p, Plan* plan) {
   plan->scratch_bytes = schedule.segment_chunks > 0 ? WorkspaceLayout(p, segments).bytes : 0;
 }
 
+std::vector<PlanOption> chunk_options(const RuleProblem& p) {
+  std::vector<PlanOption> options;
+  for (const Schedule& s : rank_schedules(workload_of(p), can_split(p) && p.split != GDN_SPLIT_OFF)) {
+    options.push_back({64 * s.state_warpgroups, s.segment_chunks * kChunk, s.micros});
+  }
+  return options;
+}
+
 Status run_chunk(const RuleProblem& p, const Plan& plan) {
   const DeviceGuard guard(p.device_id);
   if (guard.error() != cudaSuccess) return cuda_status("chunk_forward", "setting the device", guard.error());
