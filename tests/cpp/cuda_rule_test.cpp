@@ -338,9 +338,8 @@ TEST_P(CudaRule, MixedDevicesAndF64AreRefusedByName) {
   EXPECT_NE(std::string(gdn_last_error()).find("'cu_seqlens': found a tensor on the CPU"), std::string::npos)
       << gdn_last_error();
   c.args.cu_seqlens = c.cu.ptr();
-  gdn_tensor f64 = c.pool.view();
-  f64.dtype = GDN_F64;
-  c.args.initial_state = c.args.final_state = &f64;
+  DeviceTensor f64(GDN_F64, {c.slots, PackedRule::kHv, PackedRule::kDim, PackedRule::kDim});
+  c.args.initial_state = c.args.final_state = f64.ptr();
   EXPECT_EQ(run(&c), GDN_UNSUPPORTED);
   EXPECT_NE(std::string(gdn_last_error()).find("F64"), std::string::npos) << gdn_last_error();
 }

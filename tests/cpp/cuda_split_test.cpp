@@ -142,7 +142,9 @@ TEST_F(CudaSplit, PlanAndWorkspaceAgree) {
     set_split(&call.args, split);
     std::vector<char> json(1 << 16);
     ASSERT_EQ(gdn_explain(GDN_OP_CHUNK_FORWARD, &call.args, json.data(), json.size(), nullptr), GDN_OK);
-    const bool whole = std::strstr(json.data(), "\"split_tokens\": 0,") != nullptr;
+    const char* chosen = std::strstr(json.data(), "\"split_tokens\": ");  // the first: the others are of `options`
+    ASSERT_NE(chosen, nullptr);
+    const bool whole = std::strncmp(chosen, "\"split_tokens\": 0,", 18) == 0;
     const int64_t bytes = call.workspace_bytes();
     EXPECT_EQ(bytes > 0, !whole) << json.data();
     if (split == kOff) {
