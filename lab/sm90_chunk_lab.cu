@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The Hopper chunk kernel on its own, without the library around it: errors against a naive fp64 token loop on the GPU, and times.
 //   nvcc -O3 -std=c++20 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Isrc -Iinclude -cudart static
-//        -Xptxas -v -o sm90_chunk_lab lab/sm90_chunk_lab.cu
+//        -Xptxas -v -o sm90_chunk_lab lab/sm90_chunk_lab.cu src/cuda/sm90/chunk_forward/schedule.cpp
+//   sm90_chunk_lab           errors, then times        sm90_chunk_lab split        errors of split sequences
+//   sm90_chunk_lab bench     times only                sm90_chunk_lab split_bench  their times
+//   sm90_chunk_lab sweep     CSV: every schedule of 66 shapes, predicted and measured
+//   sm90_chunk_lab one 1|2   one launch, for a profiler
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,6 +15,7 @@
 #include <vector>
 
 #include "cuda/sm90/chunk_forward/kernel.cuh"
+#include "cuda/sm90/chunk_forward/schedule.h"
 #include "cuda/sm90/chunk_forward/tensor_maps.h"
 
 using namespace gdn::cuda;
@@ -319,43 +324,84 @@ void check(const char* name, std::vector<int> lens, int hk, int hv, float gmul, 
   cudaFree(rs);
   cudaFree(sums);
 }
+// Median of back-to-back launches, in microseconds.
+float median_micros(const Problem& P, int splits, int rounds, float* least = nullptr) {
+  static cudaStream_t s = nullptr;
+  static cudaEvent_t a, b;
+  if (s == nullptr) {
+    cudaStreamCreate(&s);
+    cudaEventCreate(&a);
+    cudaEventCreate(&b);
+  }
+  std::vector<float> t;
+  for (int r = 0; r < rounds; ++r) {
+    launch(P, splits, s);
+    cudaEventRecord(a, s);
+    for (int i = 0; i < 3; ++i) launch(P, splits, s);
+    cudaEventRecord(b, s);
+    CHECK(cudaStreamSynchronize(s));
+    float ms;
+    cudaEventElapsedTime(&ms, a, b);
+    t.push_back(ms / 3 * 1e3f);
+  }
+  std::sort(t.begin(), t.end());
+  if (least != nullptr) *least = t[0];
+  return t[t.size() / 2];
+}
 void bench(const char* name, std::vector<int> lens, int hk, int hv) {
   Problem P = make(lens, hk, hv, 1 / 16.f, 0, 1, false, false);
-  cudaStream_t s;
-  cudaStreamCreate(&s);
-  cudaEvent_t a, b;
-  cudaEventCreate(&a);
-  cudaEventCreate(&b);
   int64_t chunks = 0;
   for (int l : lens) chunks += (l + 63) / 64;
   chunks *= hv;
   for (int splits : {1, 2}) {
-    std::vector<float> t;
-    for (int r = 0; r < 9; ++r) {
-      launch(P, splits, s);
-      cudaEventRecord(a, s);
-      for (int i = 0; i < 3; ++i) launch(P, splits, s);
-      cudaEventRecord(b, s);
-      CHECK(cudaStreamSynchronize(s));
-      float ms;
-      cudaEventElapsedTime(&ms, a, b);
-      t.push_back(ms / 3 * 1e3f);
-    }
-    std::sort(t.begin(), t.end());
+    float least;
+    const float micros = median_micros(P, splits, 9, &least);
     std::printf("%-22s Hk %d Hv %d splits %d segments of %3d%s: %8.1f us (min %.1f), %.2f TFLOP/s\n", name, hk, hv,
-                splits, segment_chunks, segment_exact ? " exact" : "", t[4], t[0], chunks * 10.5e6 / t[4] / 1e6);
+                splits, segment_chunks, segment_exact ? " exact" : "", micros, least, chunks * 10.5e6 / micros / 1e6);
   }
   release(P);
 }
+// What the plan predicts and what it takes, for every schedule that it weighs; `rank` 0 is the one it chooses.
+void sweep() {
+  const std::vector<std::vector<int>> patterns = {{32768},      {16384},       {8192},         {4096},
+                                                  {2048},       {28672, 4096}, {16384, 16384}, {12288, 4096},
+                                                  {6144, 2048}, {4096, 4096},  {1024, 7168}};
+  std::printf("seqlens,h_v,rank,v_columns,segment_chunks,predicted_us,median_us,exact_us\n");
+  for (int hv : {8, 16, 24, 32, 48, 64}) {
+    for (const auto& lens : patterns) {
+      Problem P = make(lens, 8, hv, 1 / 16.f, 0, 1, false, false);
+      Workload work;
+      work.sequences = static_cast<int64_t>(lens.size());
+      work.longest = *std::max_element(lens.begin(), lens.end());
+      for (int l : lens) work.tokens += l;
+      work.heads = hv;
+      std::string name;
+      for (int l : lens) name += (name.empty() ? "" : "+") + std::to_string(l);
+      const auto ranked = rank_schedules(work, static_cast<int64_t>(hv) * work.sequences <= 64);
+      for (size_t i = 0; i < ranked.size(); ++i) {
+        segment_chunks = static_cast<int>(ranked[i].segment_chunks);
+        float micros[2];
+        for (int exact : {0, 1}) {
+          segment_exact = exact;
+          micros[exact] =
+              exact && segment_chunks == 0 ? micros[0] : median_micros(P, 3 - ranked[i].state_warpgroups, 3);
+        }
+        std::printf("%s,%d,%zu,%d,%d,%.1f,%.1f,%.1f\n", name.c_str(), hv, i, 64 * ranked[i].state_warpgroups,
+                    segment_chunks, ranked[i].micros, micros[0], micros[1]);
+      }
+      release(P);
+    }
+  }
+}
 int main(int argc, char** argv) {
   setvbuf(stdout, 0, _IONBF, 0);
-  if (argc > 2 && std::string(argv[1]) == "one") {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  if (argc > 2 && mode == "one") {
     Problem P = make({4096, 4096, 4096, 4096}, 16, 32, 1 / 16.f, 0, 1, false, false);
     launch(P, std::atoi(argv[2]));
     CHECK(cudaDeviceSynchronize());
     return 0;
   }
-  const std::string mode = argc > 1 ? argv[1] : "";
   if (mode == "split") {
     for (int exact : {0, 1}) {
       for (int chunks : {1, 3, 8, 16}) {
@@ -396,7 +442,11 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  const bool quick = argc > 1 && std::string(argv[1]) == "bench";
+  if (mode == "sweep") {
+    sweep();
+    return 0;
+  }
+  const bool quick = mode == "bench";
   if (!quick) {
     check("one chunk", {64}, 1, 1, 1 / 16.f, 0, 1, true, false);
     check("two chunks", {128}, 1, 2, 1 / 16.f, 0, 1, true, false);
