@@ -278,6 +278,7 @@ void launch(const Problem& P, int splits, cudaStream_t s = 0) {
     launch_t<Traits<__nv_bfloat16, 128, 2, false>>(kp, segments * p.Hv * 2, s);
     kp.v_splits = splits;
   }
+  kp.longest_first = p.N > 1 && segments * p.Hv * splits > 132;
   if (splits == 1)
     launch_t<Traits<__nv_bfloat16, 128, 2>>(kp, segments * p.Hv * splits, s, segment_chunks > 0);
   else

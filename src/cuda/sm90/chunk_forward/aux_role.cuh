@@ -204,13 +204,13 @@ struct AuxRole {
   }
 
   __device__ __forceinline__ void run() {
-    if (warp == 3 && own < small.work.num_chunks) {
-      gate_maker().fetch_gates(own);
-      gate_maker().make_gates(own, aux().gate[0], aux().beta[0]);
-    }
+    // The first tile of each only: at its start every CTA wants its state as well.
+    if (warp == 1 && lane == 0 && own < small.work.num_chunks) load_kq<T>(p, small, base(), own);
+    if (warp == 3 && own < small.work.num_chunks) gate_maker().fetch_gates(own);
     clear(tile_of(T::kTOffset));  // above the block diagonal nothing is written below
     clear(tile_of(T::kPOffset));
     ptx::fence_async_proxy();
+    if (warp == 3 && own < small.work.num_chunks) gate_maker().make_gates(own, aux().gate[0], aux().beta[0]);
     sync();
 
 #pragma unroll 1
@@ -326,8 +326,9 @@ struct AuxRole {
     } else if (warp == 3) {
       if (chunk + kAuxWgs < small.work.num_chunks) gate_maker().fetch_gates(chunk + kAuxWgs);
     } else if (warp == 1 && lane == 0) {
-      // Four tiles are on their way before the loop.
-      if (chunk >= kAuxWgs && chunk + kAuxWgs < small.work.num_chunks) load_kq<T>(p, small, base(), chunk + kAuxWgs);
+      // Behind a segment's start M takes the place of the third and fourth tile first (SegmentState::load).
+      const bool in_use = T::kIsForward && small.work.segment > 0 && chunk < kAuxWgs;
+      if (!in_use && chunk + kAuxWgs < small.work.num_chunks) load_kq<T>(p, small, base(), chunk + kAuxWgs);
     }
     __syncwarp();
   }

@@ -42,7 +42,8 @@ struct KernelParams {
   CUtensorMap q, k, v, o;  // [batch, token, head, channel], boxes of 64 tokens x 64 channels
   RuleParams rule;
   SegmentParams segments;
-  int32_t v_splits;  // CTAs per (sequence or segment, head); before a forward in segments there is one more, for M
+  int32_t longest_first;  // packed sequences start in falling order of length: for more CTAs than multiprocessors
+  int32_t v_splits;       // CTAs per (sequence or segment, head); before a forward in segments there is one more, for M
 };
 
 // One (sequence or segment, head): everything uniform over the CTA.

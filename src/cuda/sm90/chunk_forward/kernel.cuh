@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
   const int32_t parts = p.v_splits + (T::kIsForward ? 0 : 1);
   const int64_t per_sequence = static_cast<int64_t>(rule.Hv) * parts;
   int64_t n = blockIdx.x / per_sequence;
-  if (!split && rule.cu_seqlens.data != nullptr && rule.N > 1 && rule.N <= kMaxSorted) {
+  if (!split && p.longest_first && rule.cu_seqlens.data != nullptr && rule.N <= kMaxSorted) {
     n = sorted_sequence<T>(rule, n, reinterpret_cast<int32_t*>(scratch), small);
   }
   if (threadIdx.x < 32) {
@@ -143,18 +143,8 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
         work.num_chunks = window;
       }
     }
+    __syncthreads();
   }
-  if (threadIdx.x == 0) {
-    const int tiles = min(work.num_chunks, work.segment > 0 && T::kIsForward ? 2 : T::kKqStages);  // SegmentState::load
-    for (int i = 0; i < tiles; ++i) load_kq(p, small, smem, i);
-    if constexpr (T::kIsForward) {
-      for (int i = 0; i < T::kVStages && i < work.num_chunks; ++i) {
-        for (int wg = 0; wg < T::kStateWgs; ++wg) load_v(p, small, smem, wg, i);
-      }
-    }
-  }
-  __syncthreads();
-
   const int warpgroup = threadIdx.x >> 7;
   if (warpgroup < T::kStateWgs) {
     ptx::registers_increase<T::kStateRegisters>();

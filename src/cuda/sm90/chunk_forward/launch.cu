@@ -102,6 +102,7 @@ cudaError_t launch_all(KernelParams& params, int64_t segments, int32_t wgs, int3
   }
   params.v_splits = rule.V / (64 * wgs);
   const int64_t ctas = pairs * params.v_splits;
+  params.longest_first = rule.N > 1 && ctas > std::max(1, device_info(device_id).sms) ? 1 : 0;
   if (rule.K == 128) {
     return wgs == 2 ? launch<Traits<Element, 128, 2>>(params, ctas, device_id, stream)
                     : launch<Traits<Element, 128, 1>>(params, ctas, device_id, stream);

@@ -39,13 +39,17 @@ struct StateRole {
     const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
     const int64_t channel = small.work.v_begin + 64 * wg + 16 * warp + (lane >> 2);
     const int64_t column = 2 * (lane & 3);
-    const int64_t step_k = state.stride[2], step_v = state.stride[3];
-    Stored* base = static_cast<Stored*>(state.data) + slot * state.stride[0] + small.work.head * state.stride[1] +
-                   channel * step_v + column * step_k;
+    const int64_t step_k = state.stride[2], step_v = 8 * state.stride[3];
+    Stored* at = static_cast<Stored*>(state.data) + slot * state.stride[0] + small.work.head * state.stride[1] +
+                 channel * state.stride[3] + column * step_k;
+    // Steps, not products: 64 addresses from 64-bit multiplications took longer than the loads.
 #pragma unroll
     for (int j = 0; j < T::kKeyDim / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) f(4 * j + e, base + (8 * j + (e & 1)) * step_k + (e >> 1) * 8 * step_v);
+      f(4 * j, at);
+      f(4 * j + 1, at + step_k);
+      f(4 * j + 2, at + step_v);
+      f(4 * j + 3, at + step_k + step_v);
+      at += 8 * step_k;
     }
   }
 
@@ -128,6 +132,7 @@ struct StateRole {
         swizzled(tile_row, tile_piece);  // + 16 rows = + 2048 bytes: the swizzle repeats every 8 rows
 
     const int num_chunks = small.work.num_chunks;
+    if (T::kIsForward && elected && num_chunks > 0) load_v(p, small, smem, wg, 0);
     float x[kRegisters];
     if constexpr (T::kIsForward && T::kKeyDim == 128) {
       if (small.work.segment > 0) {
@@ -141,6 +146,8 @@ struct StateRole {
     } else {
       load_state(x);
     }
+
+    if (T::kIsForward && elected && num_chunks > 1) load_v(p, small, smem, wg, 1);
 
     RingPosition<T::kKqStages> in;
     RingPosition<T::kProductStages> product;  // and of V
