@@ -88,6 +88,9 @@ void add_cuda(std::vector<Implementation>* list) {
 #if defined(GDN_HAVE_CUDA)
   const auto refuses = [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::refuse_simt(p); };
   list->push_back({"chunk_simt", kChunk, GDN_CUDA, "simt", refuses, cuda::plan_simt, cuda::run_simt});
+  list->push_back({"recurrent_decode", kRecurrent, GDN_CUDA, "simt",
+                   [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::refuse_decode(p); },
+                   cuda::plan_decode, cuda::run_decode, "if the states are 16-byte aligned"});
   list->push_back({"recurrent_simt", kRecurrent, GDN_CUDA, "simt", refuses, cuda::plan_simt, cuda::run_simt});
 #endif
   (void)list;

@@ -44,6 +44,9 @@ std::string error_flags_text(uint32_t flags);
 const char* refuse_simt(const RuleProblem&);
 void plan_simt(const RuleProblem&, Plan*);
 Status run_simt(const RuleProblem&, const Plan&);
+const char* refuse_decode(const RuleProblem&);
+void plan_decode(const RuleProblem&, Plan*);
+Status run_decode(const RuleProblem&, const Plan&);
 // Zeros in the rows of o past cu_seqlens[N], which stays on the device.
 Status run_zero_tail(const RuleProblem&);
 

@@ -57,6 +57,16 @@ bool hopper_takes(const gdn_rule_args& a) {
          (K == 64 || K == 128) && V % 64 == 0 && a.checkpoint_every % 64 == 0;
 }
 
+// What docs/kernels/recurrent_decode.md promises to take, of contiguous tensors at aligned addresses.
+bool decode_takes(const gdn_rule_args& a) {
+  const gdn_tensor* state = a.initial_state != nullptr ? a.initial_state : a.final_state;
+  if (state == nullptr || state->dtype == GDN_F64 || a.q->shape[3] != 128) return false;
+  if (a.final_state != nullptr && a.final_state->dtype != state->dtype) return false;
+  if (a.token_state_indices != nullptr || a.snapshots != nullptr || a.checkpoints != nullptr) return false;
+  const int64_t sequences = a.cu_seqlens != nullptr ? a.cu_seqlens->shape[0] - 1 : a.q->shape[0];
+  return a.v->shape[3] % (state->dtype == GDN_F32 ? 32 : 64) == 0 && a.q->shape[0] * a.q->shape[1] <= 16 * sequences;
+}
+
 class CudaCases : public testing::TestWithParam<std::tuple<Case, bool>> {
  protected:
   void SetUp() override {
@@ -71,7 +81,16 @@ TEST_P(CudaCases, AgreeWithTheRecurrence) {
   for (const Json& op : each.get("ops").items) {
     SCOPED_TRACE(op.text);
     if (op.text == "recurrent") {
-      EXPECT_TRUE(Trial(each, GDN_OP_RECURRENT).check("recurrent_simt")) << gdn_last_error();
+      Trial trial(each, GDN_OP_RECURRENT);
+      {
+        SCOPED_TRACE("recurrent_simt");
+        EXPECT_TRUE(trial.check("recurrent_simt")) << gdn_last_error();
+      }
+      SCOPED_TRACE("recurrent_decode");
+      const bool accepted = trial.check("recurrent_decode");
+      if (aligned && decode_takes(trial.args())) {
+        EXPECT_TRUE(accepted) << gdn_last_error();
+      }
       continue;
     }
     Trial trial(each, GDN_OP_CHUNK_FORWARD);
@@ -92,14 +111,16 @@ INSTANTIATE_TEST_SUITE_P(List, CudaCases, testing::Combine(testing::ValuesIn(sma
                            return std::get<0>(each.param).id() + (std::get<1>(each.param) ? "_aligned" : "_odd");
                          });
 
-TEST(CudaCaseList, HasCasesForTheHopperKernel) {
-  int64_t taken = 0;
+TEST(CudaCaseList, HasCasesForEveryKernel) {
+  int64_t taken = 0, decoded = 0;
   for (const Case& each : small_cases()) {
     for (const Json& op : each.get("ops").items) {
       if (op.text == "chunk_forward") taken += hopper_takes(Trial(each, GDN_OP_CHUNK_FORWARD).args()) ? 1 : 0;
+      if (op.text == "recurrent") decoded += decode_takes(Trial(each, GDN_OP_RECURRENT).args()) ? 1 : 0;
     }
   }
   EXPECT_GE(taken, 20);
+  EXPECT_GE(decoded, 8);
 }
 
 // ---- calls whose tensors stay on the device
