@@ -134,7 +134,8 @@ class GdnCall:
         # What an engine knows on the host, and scratch of its own as an engine would have it.
         args.max_seqlen = int(x["cu_seqlens"].diff().max())
         needed = ctypes.c_int64(0)
-        library.check(library.lib.gdn_chunk_forward_workspace(ctypes.byref(args), ctypes.byref(needed)))
+        with environment(library.env):
+            library.check(library.lib.gdn_chunk_forward_workspace(ctypes.byref(args), ctypes.byref(needed)))
         self.workspace = torch.empty(needed.value, dtype=torch.uint8, device=self.o.device)
         if needed.value:
             args.workspace, args.workspace_bytes = self.workspace.data_ptr(), needed.value
