@@ -5,7 +5,7 @@
     python bench/gpu_decode.py --gdn-lib build/libgdn.so [--out bench/results/h200]
 
 Qwen3.5 heads (K = V = 128, half as many key heads), bf16 tokens, raw gates, L2 norm in the kernel, a pool of
-states updated in place. Buffers are rotated so that no state is in the L2 cache; medians of CUDA-graph replays. Every
+states updated in place. The pools are rotated so that no state is in the L2 cache; medians of CUDA-graph replays. Every
 implementation that takes the call is timed and, once, compared with recurrent_simt.
 """
 
@@ -21,12 +21,10 @@ from typing import Any
 
 import torch
 
-from gpu_common import measure_ceilings
+from gpu_common import HEADER, D, measure_ceilings
 from gpu_impls import GdnLibrary
 
-D = 128
 IMPLS = ("recurrent_simt", "recurrent_decode")
-HEADER = "op,label,seqlens,h_k,h_v,dtype,impl,version,median_us,min_us,max_us,commit,date".split(",")
 
 
 def timed(run: Any, rounds: int) -> list[float]:
@@ -52,7 +50,7 @@ class Decode:
     """Calls on `copies` pools of states, one after another."""
 
     def __init__(self, library: GdnLibrary, batch: int, hv: int, tokens: int, dtype: torch.dtype, layout: str) -> None:
-        self.library, self.api = library, library.api
+        self.gdn = library
         torch.manual_seed(0)
         device, hk = "cuda", hv // 2
         state_bytes = batch * hv * D * D * dtype.itemsize
@@ -69,10 +67,10 @@ class Decode:
             "dt_bias": torch.randn(hv, device=device),
             "o": torch.empty(batch, tokens, hv, D, **bf16),
         }
-        self.args = self.api.RuleArgs(struct_size=ctypes.sizeof(self.api.RuleArgs), scale=D**-0.5, qk_l2norm=1)
-        self.args.gate_form = self.api.GATE_FORMS["raw"]
-        self.args.beta_form = self.api.BETA_FORMS["sigmoid"]
-        self.args.state_layout = self.api.STATE_LAYOUTS[layout]
+        self.args = library.api.RuleArgs(struct_size=ctypes.sizeof(library.api.RuleArgs), scale=D**-0.5, qk_l2norm=1)
+        self.args.gate_form = library.api.GATE_FORMS["raw"]
+        self.args.beta_form = library.api.BETA_FORMS["sigmoid"]
+        self.args.state_layout = library.api.STATE_LAYOUTS[layout]
         self.views = {name: library.tensor(tensor) for name, tensor in self.tensors.items()}
         for name, view in self.views.items():
             setattr(self.args, name, ctypes.pointer(view))
@@ -83,11 +81,11 @@ class Decode:
         self.args.initial_state = self.args.final_state = view
         self.args.impl = impl.encode()
         self.args.stream = torch.cuda.current_stream().cuda_stream
-        return self.library.lib.gdn_recurrent(ctypes.byref(self.args))
+        return self.gdn.lib.gdn_recurrent(ctypes.byref(self.args))
 
     def result(self, impl: str) -> tuple[torch.Tensor, torch.Tensor]:
         kept = self.pools[0].clone()
-        self.library.check(self.call(impl, 0))
+        self.gdn.check(self.call(impl, 0))
         out = self.tensors["o"].float().clone(), self.pools[0].float().clone()
         self.pools[0].copy_(kept)
         return out

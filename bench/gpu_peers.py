@@ -178,7 +178,7 @@ class Driver:
         self.facts.set("reference_state_rel_l2", f"{errors[1]:.3e}")
 
     def reference(self, x: Inputs) -> Results:
-        call = GdnCall(self.library, self.args.reference, x, torch.float32)
+        call = GdnCall(self.gdn, self.args.reference, x, torch.float32)
         result = call()
         synchronize(self.device)
         return result
@@ -223,7 +223,7 @@ class Driver:
                     synchronize(self.device)
 
     def describe_machine(self) -> None:
-        self.library = GdnLibrary(self.args.gdn_lib)
+        self.gdn = GdnLibrary(self.args.gdn_lib)
         if self.device == "cpu":
             return
         facts = self.facts

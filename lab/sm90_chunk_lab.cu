@@ -4,7 +4,7 @@
 //        -Xptxas -v -o sm90_chunk_lab lab/sm90_chunk_lab.cu src/cuda/sm90/chunk_forward/schedule.cpp
 //   sm90_chunk_lab           errors, then times        sm90_chunk_lab split        errors of split sequences
 //   sm90_chunk_lab bench     times only                sm90_chunk_lab split_bench  their times
-//   sm90_chunk_lab sweep     CSV: every schedule of 66 shapes, predicted and measured
+//   sm90_chunk_lab sweep COMMIT DATE   CSV: every schedule of 66 shapes, predicted and measured
 //   sm90_chunk_lab one 1|2   one launch, for a profiler
 #include <algorithm>
 #include <cmath>
@@ -363,11 +363,11 @@ void bench(const char* name, std::vector<int> lens, int hk, int hv) {
   release(P);
 }
 // What the plan predicts and what it takes, for every schedule that it weighs; `rank` 0 is the one it chooses.
-void sweep() {
+void sweep(const char* commit, const char* date) {
   const std::vector<std::vector<int>> patterns = {{32768},      {16384},       {8192},         {4096},
                                                   {2048},       {28672, 4096}, {16384, 16384}, {12288, 4096},
                                                   {6144, 2048}, {4096, 4096},  {1024, 7168}};
-  std::printf("seqlens,h_v,rank,v_columns,segment_chunks,predicted_us,median_us,exact_us\n");
+  std::printf("seqlens,h_v,rank,v_columns,segment_chunks,predicted_us,median_us,exact_us,commit,date\n");
   for (int hv : {8, 16, 24, 32, 48, 64}) {
     for (const auto& lens : patterns) {
       Problem P = make(lens, 8, hv, 1 / 16.f, 0, 1, false, false);
@@ -387,8 +387,8 @@ void sweep() {
           micros[exact] =
               exact && segment_chunks == 0 ? micros[0] : median_micros(P, 3 - ranked[i].state_warpgroups, 3);
         }
-        std::printf("%s,%d,%zu,%d,%d,%.1f,%.1f,%.1f\n", name.c_str(), hv, i, 64 * ranked[i].state_warpgroups,
-                    segment_chunks, ranked[i].micros, micros[0], micros[1]);
+        std::printf("%s,%d,%zu,%d,%d,%.1f,%.1f,%.1f,%s,%s\n", name.c_str(), hv, i, 64 * ranked[i].state_warpgroups,
+                    segment_chunks, ranked[i].micros, micros[0], micros[1], commit, date);
       }
       release(P);
     }
@@ -444,7 +444,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (mode == "sweep") {
-    sweep();
+    sweep(argc > 2 ? argv[2] : "unknown", argc > 3 ? argv[3] : "unknown");
     return 0;
   }
   const bool quick = mode == "bench";
