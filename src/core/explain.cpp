@@ -216,6 +216,11 @@ Status explain(int32_t op, const gdn_rule_args* args, std::string* out) {
       }
       json.raw("options", options.str());
     }
+    if (impl->model != nullptr) {
+      Json model = Json::object();
+      for (const ModelValue& entry : impl->model(problem, plan)) model.real(entry.name, entry.value);
+      json.raw("model", model.str());
+    }
     if (impl->without_addresses != nullptr && !has_addresses(problem)) json.text("condition", impl->without_addresses);
   } else {
     json.null("impl").text("error", status.message());

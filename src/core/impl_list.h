@@ -29,6 +29,12 @@ struct PlanOption {
   double micros = 0;  // predicted time
 };
 
+// A number that the predicted times are made of: microseconds where the name ends in _us.
+struct ModelValue {
+  const char* name;
+  double value;
+};
+
 struct Implementation {
   const char* name;                              // "chunk_avx2", "recurrent_avx2", "reference_fp32", ...
   int32_t op;                                    // GDN_OP_*
@@ -39,7 +45,8 @@ struct Implementation {
   void (*make_plan)(const RuleProblem&, Plan*);  // fills the fields above; pure
   Status (*run)(const RuleProblem&, const Plan&);
   const char* without_addresses = nullptr;  // what `refuses` cannot see of tensors without data, for explain
-  std::vector<PlanOption> (*options)(const RuleProblem&) = nullptr;  // best first, for explain
+  std::vector<PlanOption> (*options)(const RuleProblem&) = nullptr;             // best first, for explain
+  std::vector<ModelValue> (*model)(const RuleProblem&, const Plan&) = nullptr;  // of this plan, for explain
 };
 
 const std::vector<Implementation>& implementations();

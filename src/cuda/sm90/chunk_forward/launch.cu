@@ -66,6 +66,10 @@ const char* refuse_io(const RuleProblem& p) {
   return nullptr;
 }
 
+bool starts_longest_first(int64_t sequences, int64_t ctas, int32_t sms) {
+  return sequences > 1 && ctas > std::max(1, sms);
+}
+
 template <class T>
 cudaError_t launch(const KernelParams& params, int64_t ctas, int32_t device_id, cudaStream_t stream) {
   constexpr int32_t kMaxDevices = 64;
@@ -102,7 +106,7 @@ cudaError_t launch_all(KernelParams& params, int64_t segments, int32_t wgs, int3
   }
   params.v_splits = rule.V / (64 * wgs);
   const int64_t ctas = pairs * params.v_splits;
-  params.longest_first = rule.N > 1 && ctas > std::max(1, device_info(device_id).sms) ? 1 : 0;
+  params.longest_first = starts_longest_first(rule.N, ctas, device_info(device_id).sms) ? 1 : 0;
   if (rule.K == 128) {
     return wgs == 2 ? launch<Traits<Element, 128, 2>>(params, ctas, device_id, stream)
                     : launch<Traits<Element, 128, 1>>(params, ctas, device_id, stream);
@@ -132,7 +136,8 @@ void plan_chunk(const RuleProblem& p, Plan* plan) {
   Schedule schedule = best_schedule(work, may_split && p.split_tokens == 0);
   if (may_split && p.split_tokens > 0) {
     schedule.segment_chunks = p.split_tokens / kChunk;
-    const auto micros = [&](int32_t wgs) { return predict_micros(work, wgs, schedule.segment_chunks, 0.25); };
+    const double usual = cost_model(2).usual_exact_share;
+    const auto micros = [&](int32_t wgs) { return predict_micros(work, wgs, schedule.segment_chunks, usual); };
     schedule.state_warpgroups = micros(1) < micros(2) ? 1 : 2;
   }
   if (segment_bound(work, schedule.segment_chunks) > INT_MAX / (p.Hv * (p.V / 64 + 1))) schedule.segment_chunks = 0;
@@ -154,6 +159,27 @@ std::vector<PlanOption> chunk_options(const RuleProblem& p) {
     options.push_back({64 * s.state_warpgroups, s.segment_chunks * kChunk, s.micros});
   }
   return options;
+}
+
+std::vector<ModelValue> chunk_model(const RuleProblem& p, const Plan& plan) {
+  const Workload work = workload_of(p);
+  const int32_t wgs = static_cast<int32_t>(plan.panel_v / 64);
+  const CostModel cost = cost_model(wgs);
+  const double exact = p.split_exact || !p.g.present() ? 1 : cost.usual_exact_share;
+  const bool sorted = p.cu_seqlens.present() && starts_longest_first(p.N, plan.work_items, work.sms) &&
+                      plan.split_tokens == 0 && p.N <= kMaxSorted;
+  return {{"sms", static_cast<double>(work.sms)},
+          {"longest_first", sorted ? 1.0 : 0.0},
+          {"chunk_us", cost.chunk},
+          {"local_chunk_us", cost.local_chunk},
+          {"start_us", cost.start},
+          {"fold_us", cost.fold},
+          {"window_us", cost.window},
+          {"no_transition_us", cost.no_transition},
+          {"split_us", cost.split},
+          {"rounds_penalty", cost.rounds_penalty},
+          {"exact_share", exact},
+          {"predicted_us", predict_micros(work, wgs, plan.split_tokens / kChunk, exact)}};
 }
 
 Status run_chunk(const RuleProblem& p, const Plan& plan) {

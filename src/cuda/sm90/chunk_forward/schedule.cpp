@@ -19,7 +19,7 @@ constexpr double kNoTransitionMicros = 6;        // finding that it needs no tra
 constexpr double kRoundsPenalty = 1.1;           // of split calls with more CTAs than multiprocessors
 constexpr int64_t kMinSegment = 4;               // chunks
 constexpr int64_t kMinSplitTokens = 512;         // shorter sequences stay whole
-constexpr double kUsualExactShare = 0.25;
+constexpr double kUsualExactShare = 0.25;        // heads without a window
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -44,6 +44,18 @@ double makespan(double ctas, double mean, double longest, double sms) {
 }
 
 }  // namespace
+
+CostModel cost_model(int32_t state_warpgroups) {
+  return {kChunkMicros[state_warpgroups - 1],
+          kLocalMicros,
+          kStartMicros,
+          kFoldMicros,
+          kWindowMicros,
+          kNoTransitionMicros,
+          kSplitMicros,
+          kRoundsPenalty,
+          kUsualExactShare};
+}
 
 int64_t segment_bound(const Workload& w, int64_t segment_chunks) {
   if (segment_chunks <= 0) return w.sequences;

@@ -23,6 +23,20 @@ struct Schedule {
   double micros = 0;             // predicted: a quarter of the heads without a window
 };
 
+// What predictions are made of, in microseconds; schedule.cpp has the values. For pictures of a schedule.
+struct CostModel {
+  double chunk;              // of a CTA
+  double local_chunk;        // of a CTA of the launch that makes segments' ends and transitions
+  double start;              // of a CTA
+  double fold;               // one transition
+  double window;             // of a decaying head
+  double no_transition;      // finding that a head needs none
+  double split;              // the launch before
+  double rounds_penalty;     // factor, of split calls with more CTAs than multiprocessors
+  double usual_exact_share;  // heads without a window, where nothing is known
+};
+CostModel cost_model(int32_t state_warpgroups);
+
 // Predicted time of a schedule. `exact_share`: heads whose gates do not decay within a segment.
 double predict_micros(const Workload& work, int32_t state_warpgroups, int64_t segment_chunks, double exact_share);
 
