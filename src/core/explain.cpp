@@ -205,12 +205,14 @@ Status explain(int32_t op, const gdn_rule_args* args, std::string* out) {
     json.number("block_tokens", plan.block_tokens).number("scratch_bytes", plan.scratch_bytes);
     if (op == GDN_OP_CHUNK_FORWARD) {
       json.number("split_tokens", plan.split_tokens).text("split", split_text(problem, plan));
+      json.number("shares", plan.shares).number("together", plan.together);
     }
     if (impl->options != nullptr) {
       Json options = Json::array();
       for (const PlanOption& option : impl->options(problem)) {
         Json entry = Json::object();
         entry.number("panel_v", option.panel_v).number("split_tokens", option.split_tokens);
+        entry.number("shares", option.shares);
         entry.real("predicted_us", option.micros);
         options.raw(nullptr, entry.str());
       }

@@ -162,18 +162,24 @@ def run(args: argparse.Namespace, console: Console) -> int:
     accepted = plan.get("impl") is not None
     if accepted:
         shown = (
-            "op", "impl", "condition", "isa", "threads", "work_items", "panel_v", "block_tokens", "scratch_bytes",
-            "split",
+            "op", "impl", "condition", "isa", "threads", "work_items", "panel_v", "block_tokens",
+            "shares", "together", "scratch_bytes", "split",
         )  # fmt: skip
         rows = [(name.replace("_", " "), plan[name]) for name in shown if name in plan]
         rows += [(name.replace("_", " "), value) for name, value in plan.get("problem", {}).items()]
         console.table(("plan", ""), rows, left=2)
     if args.explain and plan.get("options"):
         options = [
-            (o["panel_v"], o["split_tokens"] or "whole", f"{o['predicted_us']:.0f}") for o in plan["options"][:12]
+            (
+                o["panel_v"],
+                o["split_tokens"] or "whole",
+                f"{o['shares']} shares" if o.get("shares") else "one per item",
+                f"{o['predicted_us']:.0f}",
+            )
+            for o in plan["options"][:12]
         ]
         console.line()
-        console.table(("V columns per block", "tokens per segment", "predicted us"), options, left=0)
+        console.table(("V columns per block", "tokens per segment", "blocks", "predicted us"), options, left=0)
     if args.explain:
         candidates = [
             (c["impl"], "yes" if c["accepted"] else "no", c["reason"] or c.get("condition", ""))

@@ -25,6 +25,7 @@ KINDS = {
     "fold": ("launch 2: folds", "#2f9e60"),
     "segment": ("launch 2: segment", "#4a83d4"),
     "whole": ("whole sequence", "#4a83d4"),
+    "part": ("part of a sequence: the first at the beginning of a share, the last at its end", "#7a6fd0"),
 }
 
 
@@ -105,10 +106,14 @@ def _forward(plan: dict[str, Any], cuts: Sequence[Sequence[int]]) -> Iterable[Bl
     order = list(range(len(cuts)))
     if model.get("longest_first"):
         order.sort(key=lambda n: -sum(cuts[n]))
+    blocks = 0
     for n in order:
         for s, chunks in enumerate(cuts[n]):
             for head in range(problem["value_heads"]):
-                parts = [("segment" if split else "whole", chunks * model["chunk_us"] + model["start_us"])]
+                first_round = split or blocks < model["sms"]
+                start = model["start_us"] if first_round else model.get("restart_us", model["start_us"])
+                blocks += panels
+                parts = [("segment" if split else "whole", chunks * model["chunk_us"] + start)]
                 if s > 1 and head < exact:
                     parts.insert(0, ("fold", (s - 1) * model["fold_us"]))
                 what = f"sequence {n}, " + (f"segment {s}, " if split else "") + f"head {head}"
@@ -130,6 +135,40 @@ def _place(blocks: Iterable[Block], sms: int, begin: float, factor: float) -> li
     return bars
 
 
+def _deal_out(plan: dict[str, Any], lengths: Sequence[int]) -> list[Bar]:
+    """The wrap-around schedule: blocks with one share each of all (sequence, head, V columns) in a line (line.cuh)."""
+    problem, model = plan["problem"], plan["model"]
+    together, more = plan["together"], int(model["line_work_chunks"])
+    shares, panels = plan["shares"] // together, problem["value_dim"] // plan["panel_v"]
+    parts = problem["value_heads"] * panels // together
+    chunks = [max(1, -(-length // plan["block_tokens"])) for length in lengths]
+    share = max(max(chunks) + more, -(-sum(c + more for c in chunks) * parts // shares))
+    if min(chunks) == max(chunks):
+        whole = -(-len(chunks) * parts // shares) * (chunks[0] + more)
+        share = whole if whole <= share + 3 else share
+    bars: list[Bar] = []
+    ends: dict[int, float] = {}
+    line = 0
+    for n, count in enumerate(chunks):
+        for part in range(parts):
+            number = line // share
+            earlier = min(count, max(0, (number + 1) * share - line - more))
+            if earlier < count:  # at least three chunks on either side
+                earlier = 0 if earlier < 3 else count if count - earlier < 3 else earlier
+            pieces = [(number, earlier, "part" if earlier < count else "whole")]
+            pieces.append((number + 1, count - earlier, "part" if earlier > 0 else "whole"))
+            for at, some, kind in pieces:
+                if some == 0:
+                    continue
+                begin = ends.get(at, model["start_us"] + 3)
+                ends[at] = begin + (some + more) * model["line_chunk_us"]
+                for member in range(together):
+                    head = (part * together + member) // panels
+                    bars.append(Bar(at * together + member, begin, ends[at], kind, f"sequence {n}, head {head}"))
+            line += count + more
+    return bars
+
+
 def timeline(plan: dict[str, Any]) -> Timeline:
     """The blocks of an accepted plan, placed."""
     if plan.get("impl") is None or "model" not in plan:
@@ -143,7 +182,10 @@ def timeline(plan: dict[str, Any]) -> Timeline:
         forward = list(_forward(plan, cuts))
         if not forward:
             raise UsageError("argument '--plot': found a plan without sequences, expected at least one")
-        if plan["split_tokens"] == 0:
+        if plan.get("shares"):
+            bars = _deal_out(plan, sequence_lengths(plan))
+            launches = [0.0]
+        elif plan["split_tokens"] == 0:
             bars = _place(forward, sms, 0.0, 1.0)
             launches = [0.0]
         else:
@@ -181,7 +223,14 @@ def _headline(plan: dict[str, Any]) -> str:
 def _details(plan: dict[str, Any], line: Timeline) -> str:
     split, heads = plan["split_tokens"], plan["problem"]["value_heads"]
     text = f"{plan['impl']}, {line.sms} multiprocessors, {plan['panel_v']} V columns per block, "
-    text += f"segments of at most {split} tokens; " if split else "sequences whole; "
+    shares = plan.get("shares")
+    text += (
+        f"segments of at most {split} tokens; "
+        if split
+        else f"{shares} equal shares; "
+        if shares
+        else "sequences whole; "
+    )
     if split:
         text += f"{exact_heads(plan)} of {heads} heads drawn without a gate window; "
     return text + f"these bars end at {line.makespan:.0f} µs"
