@@ -74,15 +74,20 @@ struct AuxRole {
            16 * kDiagonalStride * warp;
   }
   __device__ __forceinline__ uint32_t tile_of(int offset) const { return base() + offset + own * kPanelBytes; }
-  __device__ __forceinline__ const Work& work(int of_slot) const { return small.works[of_slot]; }
+  // Without outputs there is one work only.
+  __device__ __forceinline__ const Work& work(int of_slot) const { return small.works[T::kIsForward ? of_slot : 0]; }
   // Moves on to the work that a chunk belongs to. False: there is none.
   __device__ __forceinline__ bool seek(int& at, int of_chunk) const {
+    if constexpr (T::kIsForward) {
 #pragma unroll 1
-    while (of_chunk >= work(at).end) {
-      if (work(at).is_last) return false;
-      at = next_work(at);
+      while (of_chunk >= work(at).end) {
+        if (work(at).is_last) return false;
+        at = next_work(at);
+      }
+      return true;
+    } else {
+      return of_chunk < work(0).end;
     }
-    return true;
   }
   // The gates' inputs lie where the diagonal block does at other times.
   __device__ __forceinline__ GateMaker<T> gate_maker(int of_slot) const {
