@@ -23,6 +23,12 @@ inline bool has_cuda_device() {
   }();
   return found;
 }
+inline bool is_hopper() {
+  int major = 0, minor = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess && major == 9 &&
+         minor == 0;
+}
 
 // The stream that the calls run on: none of them may rely on the default stream's order.
 inline cudaStream_t test_stream() {

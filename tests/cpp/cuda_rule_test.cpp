@@ -42,13 +42,6 @@ using gdn_test::DeviceTensor;
 using gdn_test::test_stream;
 using gdn_test::worst_errors;
 
-bool is_hopper() {
-  int major = 0, minor = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess && major == 9 &&
-         minor == 0;
-}
-
 // What docs/kernels/chunk_sm90.md promises to take, of contiguous tensors at aligned addresses.
 bool hopper_takes(const gdn_rule_args& a) {
   const int32_t dtype = a.q->dtype;
@@ -100,8 +93,8 @@ TEST_P(CudaCases, AgreeWithTheRecurrence) {
       EXPECT_TRUE(trial.check("chunk_simt")) << gdn_last_error();
     }
     SCOPED_TRACE("chunk_sm90");
-    const bool accepted = is_hopper() && trial.check("chunk_sm90");
-    if (is_hopper() && aligned && hopper_takes(trial.args())) {
+    const bool accepted = gdn_test::is_hopper() && trial.check("chunk_sm90");
+    if (gdn_test::is_hopper() && aligned && hopper_takes(trial.args())) {
       EXPECT_TRUE(accepted) << gdn_last_error();
     }
   }
@@ -209,7 +202,7 @@ class CudaRule : public testing::TestWithParam<Runner> {
  protected:
   void SetUp() override {
     if (!gdn_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
-    if (std::string(GetParam().impl) == "chunk_sm90" && !is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+    if (std::string(GetParam().impl) == "chunk_sm90" && !gdn_test::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   }
   gdn_status run(PackedRule* c) {
     c->args.impl = GetParam().impl;
@@ -368,7 +361,7 @@ TEST_P(CudaRule, MixedDevicesAndF64AreRefusedByName) {
 
 TEST(CudaPlan, NamesWhatItCannotSeeWithoutAddresses) {
   if (!gdn_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
-  if (!is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  if (!gdn_test::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   PackedRule c(400, 4);
   const auto plan = [&] {
     std::vector<char> json(1 << 16);
@@ -408,6 +401,7 @@ void write_report(const char* path) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  setenv("GDN_COUNT", "1", 0);  // read once
   const int result = RUN_ALL_TESTS();
   const char* report = std::getenv("GDN_REPORT");
   if (report != nullptr && report[0] != '\0' && !worst_errors.empty()) write_report(report);
