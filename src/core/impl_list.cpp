@@ -6,6 +6,7 @@
 #include "cpu/rule.h"
 #include "cuda/cuda.h"
 #if defined(GDN_HAVE_CUDA_SM90)
+#include "cuda/sm80/chunk_forward/chunk_forward.h"
 #include "cuda/sm90/chunk_forward/chunk_forward.h"
 #endif
 
@@ -84,6 +85,12 @@ void add_cuda(std::vector<Implementation>* list) {
        [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::sm90::refuse_chunk(p); },
        cuda::sm90::plan_chunk, cuda::sm90::run_chunk, "if q, k, v and o are 16-byte aligned", cuda::sm90::chunk_options,
        cuda::sm90::chunk_model});
+#endif
+#if defined(GDN_HAVE_CUDA_SM80)
+  list->push_back(
+      {"chunk_sm80", kChunk, GDN_CUDA, "sm80",
+       [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::sm80::refuse_chunk(p); },
+       cuda::sm80::plan_chunk, cuda::sm80::run_chunk});
 #endif
 #if defined(GDN_HAVE_CUDA)
   const auto refuses = [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::refuse_simt(p); };

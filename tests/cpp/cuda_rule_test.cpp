@@ -42,6 +42,14 @@ using gdn_test::DeviceTensor;
 using gdn_test::test_stream;
 using gdn_test::worst_errors;
 
+// What docs/kernels/chunk_sm80.md promises to take.
+bool portable_takes(const gdn_rule_args& a) {
+  const int32_t dtype = a.q->dtype;
+  const int64_t K = a.q->shape[3];
+  return (dtype == GDN_BF16 || dtype == GDN_F16) && a.k->dtype == dtype && a.v->dtype == dtype && a.o->dtype == dtype &&
+         (K == 64 || K == 96 || K == 128 || K == 192 || K == 256) && a.checkpoint_every % 64 == 0;
+}
+
 // What docs/kernels/chunk_sm90.md promises to take, of contiguous tensors at aligned addresses.
 bool hopper_takes(const gdn_rule_args& a) {
   const int32_t dtype = a.q->dtype;
@@ -92,6 +100,13 @@ TEST_P(CudaCases, AgreeWithTheRecurrence) {
       SCOPED_TRACE("chunk_simt");
       EXPECT_TRUE(trial.check("chunk_simt")) << gdn_last_error();
     }
+    if (gdn_test::capability() >= 80) {
+      SCOPED_TRACE("chunk_sm80");
+      const bool accepted = trial.check("chunk_sm80");
+      if (portable_takes(trial.args())) {
+        EXPECT_TRUE(accepted) << gdn_last_error();
+      }
+    }
     SCOPED_TRACE("chunk_sm90");
     const bool accepted = gdn_test::is_hopper() && trial.check("chunk_sm90");
     if (gdn_test::is_hopper() && aligned && hopper_takes(trial.args())) {
@@ -106,15 +121,17 @@ INSTANTIATE_TEST_SUITE_P(List, CudaCases, testing::Combine(testing::ValuesIn(sma
                          });
 
 TEST(CudaCaseList, HasCasesForEveryKernel) {
-  int64_t taken = 0, decoded = 0;
+  int64_t taken = 0, decoded = 0, portable = 0;
   for (const Case& each : small_cases()) {
     for (const Json& op : each.get("ops").items) {
       if (op.text == "chunk_forward") taken += hopper_takes(Trial(each, GDN_OP_CHUNK_FORWARD).args()) ? 1 : 0;
+      if (op.text == "chunk_forward") portable += portable_takes(Trial(each, GDN_OP_CHUNK_FORWARD).args()) ? 1 : 0;
       if (op.text == "recurrent") decoded += decode_takes(Trial(each, GDN_OP_RECURRENT).args()) ? 1 : 0;
     }
   }
   EXPECT_GE(taken, 20);
   EXPECT_GE(decoded, 8);
+  EXPECT_GE(portable, 20);
 }
 
 // ---- calls whose tensors stay on the device
@@ -202,6 +219,8 @@ class CudaRule : public testing::TestWithParam<Runner> {
  protected:
   void SetUp() override {
     if (!gdn_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+    if (std::string(GetParam().impl) == "chunk_sm80" && gdn_test::capability() < 80)
+      GTEST_SKIP() << "not an Ampere GPU or later";
     if (std::string(GetParam().impl) == "chunk_sm90" && !gdn_test::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   }
   gdn_status run(PackedRule* c) {
@@ -217,6 +236,7 @@ class CudaRule : public testing::TestWithParam<Runner> {
 
 INSTANTIATE_TEST_SUITE_P(Implementations, CudaRule,
                          testing::Values(Runner{"chunk_sm90", gdn_chunk_forward},
+                                         Runner{"chunk_sm80", gdn_chunk_forward},
                                          Runner{"chunk_simt", gdn_chunk_forward},
                                          Runner{"recurrent_simt", gdn_recurrent}),
                          [](const testing::TestParamInfo<Runner>& each) { return std::string(each.param.impl); });

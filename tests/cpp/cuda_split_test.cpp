@@ -33,6 +33,20 @@ std::string split_name(int64_t split) {
   return split == kOff ? "off" : split == kAuto ? "auto" : "every_" + std::to_string(split);
 }
 
+class CudaPortable : public CudaSplit, public testing::WithParamInterface<int> {};
+
+TEST_P(CudaPortable, AgreesWithTheRecurrence) {
+  if (gdn_test::capability() < 80) GTEST_SKIP() << "not an Ampere GPU or later";
+  SplitCall call(inputs_of(GetParam()));
+  call.args.impl = "chunk_sm80";
+  const Results results = call.run();
+  Comparison(inputs_of(GetParam()), "portable").check(results);
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(call.run() == results) << "repeat " << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaPortable, testing::Range(0, static_cast<int>(std::size(kShapes))),
+                         [](const testing::TestParamInfo<int>& each) { return std::string(kShapes[each.param].name); });
+
 class CudaMany : public CudaSplit, public testing::WithParamInterface<int> {};
 
 // Whatever shares the pairs are dealt out in, a sequence alone (which has a block per pair) gives the same bits.
