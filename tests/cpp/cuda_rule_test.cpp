@@ -47,7 +47,7 @@ bool portable_takes(const gdn_rule_args& a) {
   const int32_t dtype = a.q->dtype;
   const int64_t K = a.q->shape[3];
   return (dtype == GDN_BF16 || dtype == GDN_F16) && a.k->dtype == dtype && a.v->dtype == dtype && a.o->dtype == dtype &&
-         (K == 64 || K == 96 || K == 128 || K == 192) && a.checkpoint_every % 64 == 0;
+         (K == 64 || K == 128 || K == 192) && a.checkpoint_every % 64 == 0;
 }
 
 // What docs/kernels/chunk_sm90.md promises to take, of contiguous tensors at aligned addresses.

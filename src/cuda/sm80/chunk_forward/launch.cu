@@ -25,8 +25,6 @@ int64_t shared_bytes(int64_t K) {
   switch (K) {
     case 64:
       return sizeof(Shared<64>);
-    case 96:
-      return sizeof(Shared<96>);
     case 128:
       return sizeof(Shared<128>);
     default:
@@ -54,8 +52,6 @@ cudaError_t launch_keys(const RuleProblem& p, const Plan& plan, const LaunchPara
   switch (p.K) {
     case 64:
       return launch_kernel<E, 64>(p, plan, params, stream);
-    case 96:
-      return launch_kernel<E, 96>(p, plan, params, stream);
     case 128:
       return launch_kernel<E, 128>(p, plan, params, stream);
     default:
@@ -68,7 +64,7 @@ cudaError_t launch_keys(const RuleProblem& p, const Plan& plan, const LaunchPara
 const char* refuse_chunk(const RuleProblem& p) {
   const DeviceInfo& device = device_info(p.device_id);
   if (device.major < 8) return "needs a GPU of compute capability 8.0 or later";
-  if (p.K != 64 && p.K != 96 && p.K != 128 && p.K != 192) return "takes K = 64, 96, 128 or 192";
+  if (p.K != 64 && p.K != 128 && p.K != 192) return "takes K = 64, 128 or 192";
   if (p.q.dtype != GDN_BF16 && p.q.dtype != GDN_F16) return "takes bf16 or fp16 q, k, v and o";
   for (const View* t : {&p.k, &p.v, &p.o}) {
     if (t->dtype != p.q.dtype) return "takes q, k, v and o of one dtype";
