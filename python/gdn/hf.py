@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _capi
+from . import _hf_layers as layers
 from . import torch as ops
 from .causal_conv1d import causal_conv1d_fn
 
@@ -44,11 +45,23 @@ class _Layer:
         self.pending = 0  # q/k norms postponed to the fused rotary call
         self.tokens = 0  # of the forward that is running
         self.options: dict[str, Any] = {}
+        # Of forwards of whole layers (_hf_layers); fast: this layer has one.
+        self.fast = False
+        self.plan: layers.Decoder | None = None
+        self.norms: dict[int, nn.Module] = {}  # by id: norms whose forward may be fused with what surrounds them
+        self.following: nn.Module | None = None  # the norm that takes a decoder layer's result
+        self.namespace: dict[str, Any] = {}  # of the modeling module
+        self.passes_kwargs = False  # to the cache's update
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Layer:
         # A copied model keeps running on libgdn: its layers point at the copied submodules and at the same counters.
         other = _Layer(self.state, self.kind, copy.deepcopy(self.module, memo))
         other.options = dict(self.options)
+        other.fast, other.plan, other.namespace = self.fast, self.plan, self.namespace
+        other.passes_kwargs = self.passes_kwargs
+        norms = [copy.deepcopy(norm, memo) for norm in self.norms.values()]
+        other.norms = {id(norm): norm for norm in norms}
+        other.following = copy.deepcopy(self.following, memo)
         return other
 
 
@@ -282,6 +295,51 @@ def _run_layer(layer: _Layer, original: Any, *args: Any, **kwargs: Any) -> Any:
         _current.layer = previous
 
 
+def _run_decoder(layer: _Layer, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if len(args) != 1 or "position_embeddings" not in kwargs or torch.is_grad_enabled():
+        return original(*args, **kwargs)
+    return layers.decoder_forward(layer, args[0], kwargs)
+
+
+def _run_gated_delta_net(layer: _Layer, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if (
+        layer.fast
+        and len(args) + ("hidden_states" in kwargs) == 1
+        and kwargs.get("cu_seq_lens_q") is None
+        and kwargs.get("seq_idx") is None
+        and not torch.is_grad_enabled()
+    ):
+        cache = kwargs.get("cache")
+        cache = kwargs.get("cache_params") if cache is None else cache
+        hidden_states = args[0] if args else kwargs["hidden_states"]
+        result = layers.gdn_forward(layer, hidden_states, cache, kwargs.get("attention_mask"))
+        if result is not NotImplemented:
+            return result
+    return _run_layer(layer, original, *args, **kwargs)
+
+
+def _run_attention(layer: _Layer, original: Any, *args: Any, **kwargs: Any) -> Any:
+    if layer.fast and not args and kwargs.get("position_embeddings") is not None and not torch.is_grad_enabled():
+        rest = dict(kwargs)
+        cache, past = rest.pop("cache", None), rest.pop("past_key_values", None)
+        result = layers.attention_forward(
+            layer,
+            rest.pop("hidden_states"),
+            rest.pop("position_embeddings"),
+            rest.pop("attention_mask", None),
+            past if cache is None else cache,
+            rest,
+        )
+        if result is not NotImplemented:
+            return result
+    return _run_layer(layer, original, *args, **kwargs)
+
+
+def _run_mlp(layer: _Layer, original: Any, x: Tensor) -> Tensor:
+    result = NotImplemented if torch.is_grad_enabled() else layers.mlp_forward(layer, x)
+    return original(x) if result is NotImplemented else result
+
+
 def _run_gated_norm(layer: _Layer, original: Any, hidden_states: Tensor, gate: Tensor) -> Tensor:
     norm = layer.module
     layer.state.counts["rmsnorm_gated"] += 1
@@ -296,6 +354,9 @@ def _run_gated_norm(layer: _Layer, original: Any, hidden_states: Tensor, gate: T
 
 
 def _run_norm(layer: _Layer, original: Any, x: Tensor) -> Tensor:
+    normed = layers.take_ahead(layer.module, x)
+    if normed is not None:
+        return normed
     layer.state.counts["rmsnorm"] += 1
     return ops.rmsnorm_gated(x, None, layer.module.weight, eps=layer.module.eps, zero_centered=True)
 
@@ -379,19 +440,24 @@ def enable(model: nn.Module) -> nn.Module:
         return model
     names = _check_model(model)
     state = _State()
+    fusable: dict[int, nn.Module] = {}
     rotary_norms = {id(norm) for m in model.modules() if _kind(m) == "attention" for norm in (m.q_norm, m.k_norm)}
     for module in list(model.modules()):
         if type(module).__module__ not in names or id(module) in rotary_norms:
             continue
         kind = _kind(module)
         if kind == "gated_delta_net":
-            _set_forward(state, _Layer(state, kind, module), _run_layer)
-            if type(module.norm).__name__.endswith("RMSNormGated"):
-                _set_forward(state, _Layer(state, "norm", module.norm), _run_gated_norm)
+            _enable_gated_delta_net(state, module)
         elif kind == "attention":
             _enable_attention(state, module)
         elif type(module).__name__.endswith("RMSNorm") and _is_zero_centered(module):
+            if layers.untouched(module):
+                fusable[id(module)] = module
             _set_forward(state, _Layer(state, "norm", module), _run_norm)
+        elif type(module).__name__.endswith("MLP") and layers.untouched(module) and layers.mlp_takes(module):
+            if type(module).__module__ in layers.KNOWN:
+                _set_forward(state, _Layer(state, "mlp", module), _run_mlp)
+    _enable_decoders(state, model, names, fusable)
     for name in names:
         _install(name)
         state.modeling.append(name)
@@ -399,6 +465,37 @@ def enable(model: nn.Module) -> nn.Module:
     # A model that is dropped without disable() gives the functions back as well.
     weakref.finalize(model, _uninstall, state.modeling)
     return model
+
+
+def _enable_gated_delta_net(state: _State, module: nn.Module) -> None:
+    layer, norm = _Layer(state, "gated_delta_net", module), module.norm
+    layer.namespace = layers.namespace_of(module)
+    layer.fast = layers.untouched(module) and layers.gdn_takes(module)
+    gated = type(norm).__name__.endswith("RMSNormGated")
+    if gated and layers.untouched(norm) and getattr(norm, "activation", "silu") in ("silu", "swish"):
+        layer.norms = {id(norm): norm}
+    _set_forward(state, layer, _run_gated_delta_net)
+    if gated:
+        _set_forward(state, _Layer(state, "norm", norm), _run_gated_norm)
+
+
+def _enable_decoders(state: _State, model: nn.Module, names: list[str], fusable: dict[int, nn.Module]) -> None:
+    """Decoder layers of models that hold them as `layers`, followed by `norm`."""
+    for owner in list(model.modules()):
+        chain, final = getattr(owner, "layers", None), getattr(owner, "norm", None)
+        if type(owner).__module__ not in layers.KNOWN or not isinstance(chain, nn.ModuleList):
+            continue
+        followers = [getattr(module, "input_layernorm", None) for module in list(chain)[1:]] + [final]
+        for module, following in zip(chain, followers, strict=True):
+            known = type(module).__module__ in names and type(module).__name__.endswith("DecoderLayer")
+            if not known or not layers.untouched(module) or not layers.Decoder.takes(module):
+                continue
+            layer = _Layer(state, "decoder", module)
+            layer.plan = layers.Decoder(module)
+            norms = (following, module.input_layernorm, module.post_attention_layernorm)
+            layer.norms = {id(norm): norm for norm in norms if id(norm) in fusable}
+            layer.following = following if id(following) in layer.norms else None
+            _set_forward(state, layer, _run_decoder)
 
 
 def _enable_attention(state: _State, module: nn.Module) -> None:
@@ -409,7 +506,11 @@ def _enable_attention(state: _State, module: nn.Module) -> None:
         return
     layer = _Layer(state, "attention", module)
     layer.options = {"eps": q_norm.eps, "zero_centered": True}
-    _set_forward(state, layer, _run_layer)
+    layer.namespace = layers.namespace_of(module)
+    layer.passes_kwargs = "cache" in layers.parameters_of(module)
+    known = type(module).__module__ in layers.KNOWN and all(map(layers.untouched, (module, q_norm, k_norm)))
+    layer.fast = known and layers.attention_takes(module)
+    _set_forward(state, layer, _run_attention)
     for norm in (q_norm, k_norm):
         _set_forward(state, _Layer(state, "norm", norm), _run_qk_norm)
 

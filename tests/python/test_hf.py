@@ -58,9 +58,9 @@ def test_logits_and_greedy_tokens(model) -> None:
         ours = model(tokens).logits
         assert relative(ours, logits) <= 1e-5
         first = hf.stats(model)
-        # 3 linear layers, 1 attention layer; 2 norms per layer and the last one
+        # 3 linear layers, 1 attention layer; 2 norms per layer and the last one; 4 MLPs and the output gate
         assert first == {
-            "chunk_forward": 3, "causal_conv1d_fn": 3, "rmsnorm_gated": 3, "qk_rmsnorm_rope": 1, "rmsnorm": 9,
+            "chunk_forward": 3, "causal_conv1d_fn": 3, "rmsnorm_gated": 3, "qk_rmsnorm_rope": 1, "rmsnorm": 9, "glu": 5,
         }  # fmt: skip
         assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), generated)
         taken = hf.stats(model)
