@@ -93,14 +93,17 @@ class Steps:
     def __init__(self, model: Any, out: Any, path: str) -> None:
         self.model, self.cache = model, out.past_key_values
         self.token = out.logits[:, -1:].argmax(-1)
-        self.step = model
+        self.step, self.path = model, path
         if path == "graph":
             from gdn import hf
 
             self.step = hf.graph_decode(model)
 
     def __call__(self) -> torch.Tensor:
-        logits = self.step(input_ids=self.token, past_key_values=self.cache, use_cache=True).logits
+        if self.path == "graph":
+            logits = self.step(self.token, self.cache)
+        else:
+            logits = self.step(input_ids=self.token, past_key_values=self.cache, use_cache=True).logits
         self.token = logits[:, -1:].argmax(-1)
         return self.token
 
@@ -182,11 +185,12 @@ def profile(args: argparse.Namespace, path: str) -> None:
 
     model = build(args.layers, torch.bfloat16, args.vocab)
     enable(model, path)
-    for tokens in (*args.prompts, 1):
+    for tokens in (*args.prompts, 1) if path != "graph" else (1,):
         if tokens > 1:
             call = lambda ids=prompt(tokens, args.vocab): prefill(model, ids)  # noqa: E731
         else:
-            call = Steps(model, prefill(model, prompt(args.context, args.vocab)), path)
+            start = prefill if path != "graph" else lambda m, ids: static_prefill(m, ids, 64)
+            call = Steps(model, start(model, prompt(args.context, args.vocab)), path)
         call()
         call()
         wall, _ = timed_ms(call)

@@ -119,7 +119,8 @@ def decoder_forward(layer: Any, x: Tensor, kwargs: dict[str, Any]) -> Tensor:
     if isinstance(out, tuple):  # mixture of experts: with its router's logits
         out = out[0]
     following = layer.following
-    if following is None or torch.is_inference_mode_enabled():  # such tensors have no version
+    # Tensors of inference mode have no version by which a change would be noticed.
+    if following is None or not _unhooked(following) or torch.is_inference_mode_enabled():
         return hidden + out
     normed, hidden = add_norm(layer, following, out, hidden)
     _ahead.entry = (hidden, hidden._version, following, normed)

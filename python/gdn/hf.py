@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from . import _capi
 from . import _hf_layers as layers
 from . import torch as ops
+from ._hf_graph import GraphDecode
 from .causal_conv1d import causal_conv1d_fn
 
-__all__ = ["disable", "enable", "is_enabled", "stats"]
+__all__ = ["disable", "enable", "graph_decode", "is_enabled", "stats"]
 
 # Which layer is running on this thread: what the dispatchers look at.
 _current = threading.local()
@@ -530,6 +531,19 @@ def disable(model: nn.Module) -> nn.Module:
             module.forward = own
     _uninstall(state.modeling)
     return model
+
+
+def graph_decode(model: nn.Module) -> GraphDecode:
+    """Decode steps of an enabled model as one CUDA graph: ``logits = step(token, cache)``, see :class:`GraphDecode`.
+
+    cache is a ``transformers.StaticCache`` that the model was prefilled with; the first call runs as usual, the second
+    captures the graph. A step then costs the GPU's time, where the usual path costs the host's for every launch.
+    """
+    if model not in _states:
+        raise _capi.InvalidArgumentError(
+            "gdn.hf.graph_decode: argument 'model': found a model that is not enabled, expected gdn.hf.enable(model) first"
+        )
+    return GraphDecode(model)
 
 
 def is_enabled(model: nn.Module) -> bool:

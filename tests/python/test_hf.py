@@ -186,6 +186,49 @@ def test_own_forward_of_a_submodule_is_restored() -> None:
     assert layer.forward is hook
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hooks_inside_layers_are_called(family) -> None:
+    """What is fused away where nobody looks is run where somebody does."""
+    model, tokens = build(family), byte_tokens(9)
+    want = model(tokens).logits
+    hf.enable(model)
+    layers, calls = model.model.layers, []
+    parts = [
+        layers[1].input_layernorm, layers[1].post_attention_layernorm, layers[1].linear_attn.norm, model.model.norm,
+        layers[1].linear_attn.out_proj, layers[3].self_attn.q_norm, layers[3].self_attn.o_proj, layers[3].mlp,
+    ]  # fmt: skip
+    for part in parts:
+        part.register_forward_hook(lambda module, args, out: calls.append(module))
+    assert relative(model(tokens).logits, want) <= 1e-5
+    assert calls == sorted(calls, key=calls.index) and set(calls) == set(parts) and len(calls) == len(parts)
+
+
+def test_a_changed_residual_is_normed_again() -> None:
+    """A hook that adds to a decoder layer's result, in place or not, is seen by the next layer's norm."""
+    tokens = byte_tokens(9)
+    for in_place in (False, True):
+        model = build("qwen3_5")
+
+        def steer(module, args, out, in_place=in_place):
+            return out.add_(0.5) if in_place else out + 0.5
+
+        model.model.layers[1].register_forward_hook(steer)
+        model.model.layers[3].register_forward_hook(steer)
+        want = model(tokens).logits
+        assert relative(hf.enable(model)(tokens).logits, want) <= 1e-5
+
+
+def test_inference_mode_and_hidden_states() -> None:
+    model, tokens = build("qwen3_5"), byte_tokens(40)
+    want = model(tokens, output_hidden_states=True)
+    hf.enable(model)
+    found = model(tokens, output_hidden_states=True)
+    for ours, theirs in zip(found.hidden_states, want.hidden_states, strict=True):
+        assert relative(ours, theirs) <= 1e-5
+    with torch.inference_mode():
+        assert relative(model(tokens).logits, want.logits) <= 1e-5
+
+
 def test_copied_model_uses_its_own_weights() -> None:
     model, tokens = build("qwen3_5"), byte_tokens(9)
     hf.enable(model)
