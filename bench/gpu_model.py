@@ -4,18 +4,22 @@
 
     python bench/gpu_model.py [--out bench/results/h200] [--paths pytorch,libgdn,graph,fla] [--check] [--profile]
 
-Random bf16 weights made on the device from a configuration (nothing is downloaded), sdpa attention. Every path runs in a
-process of its own: time to the first token (median of forward passes with a fresh cache, logits of the last token),
-greedy decode in ms per token (median, the host waits for every token), peak memory beyond the weights. `graph` is libgdn
-with gdn.hf.graph_decode for the decode steps. --check compares libgdn with PyTorch's path: greedy tokens of a shallow
-fp32 model, bf16 logits of it against fp32.
+Random bf16 weights made on the device from a configuration (nothing is downloaded), sdpa attention. Every path runs in
+a process of its own: time to the first token (median of forward passes with a fresh cache, logits of the last token),
+greedy decode in ms per token (median, the host waits for every token), peak memory beyond the weights. `graph` is
+libgdn with a StaticCache and gdn.hf.graph_decode for the decode steps. --check compares libgdn with PyTorch's path:
+greedy tokens of a shallow fp32 model, bf16 logits of it against fp32. --profile lists kernels and, for a decode step,
+where the host's time goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import csv
+import functools
 import json
+import pstats
 import statistics
 import subprocess
 import sys
@@ -175,19 +179,19 @@ def measure(args: argparse.Namespace, path: str) -> list[dict[str, Any]]:
             add("decode", tokens, [timed_ms(steps)[0] for _ in range(args.new_tokens)], "ms/token")
             steps = None
         out = None
+    if args.profile:
+        profile(args, path, model)
     return rows
 
 
-def profile(args: argparse.Namespace, path: str) -> None:
-    """Which kernels run, how often, and how much of the time the GPU works."""
+def profile(args: argparse.Namespace, path: str, model: Any) -> None:
+    """Which kernels run, how often, how much of the time the GPU works; for a decode step also what the host does."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    model = build(args.layers, torch.bfloat16, args.vocab)
-    enable(model, path)
     for tokens in (*args.prompts, 1) if path != "graph" else (1,):
         if tokens > 1:
-            call = lambda ids=prompt(tokens, args.vocab): prefill(model, ids)  # noqa: E731
+            call = functools.partial(prefill, model, prompt(tokens, args.vocab))
         else:
             start = prefill if path != "graph" else lambda m, ids: static_prefill(m, ids, 64)
             call = Steps(model, start(model, prompt(args.context, args.vocab)), path)
@@ -210,10 +214,15 @@ def profile(args: argparse.Namespace, path: str) -> None:
         busy = sum(times.values()) / 1e3
         print(
             f"-- {path}, {tokens} tokens: {wall:.2f} ms, host {host:.2f} ms, GPU busy {busy:.2f} ms in "
-            f"{sum(counts.values())} kernels and copies"
+            f"{sum(counts.values())} kernels and copies",
+            file=sys.stderr,
         )
         for name, us in times.most_common(args.top):
-            print(f"   {us / 1e3:9.3f} ms {counts[name]:5d} x {name[:120]}")
+            print(f"   {us / 1e3:9.3f} ms {counts[name]:5d} x {name[:120]}", file=sys.stderr)
+        if tokens == 1:
+            host_profile = cProfile.Profile()
+            host_profile.runcall(call)
+            pstats.Stats(host_profile, stream=sys.stderr).sort_stats("tottime").print_stats(args.top)
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -278,19 +287,16 @@ def write(path: Path, rows: list[dict[str, Any]], commit: str) -> None:
         writer.writerows(kept.values())
 
 
-def child(args: argparse.Namespace, path: str, action: str) -> list[dict[str, Any]]:
-    """The action in a process of its own: its memory and its patches end with it."""
-    command = [sys.executable, __file__, "--child", action, "--paths", path, "--layers", args.layers]
+def child(args: argparse.Namespace, path: str) -> list[dict[str, Any]]:
+    """One path in a process of its own: its memory and its patches end with it."""
+    command = [sys.executable, __file__, "--child", "measure", "--paths", path, "--layers", args.layers]
     command += ["--vocab", args.vocab, "--context", args.context, "--new-tokens", args.new_tokens, "--top", args.top]
-    command += ["--prompts", *args.prompts]
+    command += ["--prompts", *args.prompts] + ["--profile"] * args.profile
     done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        print(done.stdout + f"{path}: {action} failed ({done.returncode})", flush=True)
+        print(done.stdout + f"{path}: failed ({done.returncode})", flush=True)
         return []
-    if action == "measure":
-        return json.loads(done.stdout.splitlines()[-1])
-    print(done.stdout, end="", flush=True)
-    return []
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> int:
@@ -304,10 +310,9 @@ def main() -> int:
     p.add_argument("--vocab", type=int, default=248320)
     p.add_argument("--check", action="store_true")
     p.add_argument("--profile", action="store_true")
-    p.add_argument("--no-measure", action="store_true")
     p.add_argument("--top", type=int, default=24, help="kernels that --profile lists")
     p.add_argument("--commit", default=git_commit())
-    p.add_argument("--child", choices=["measure", "profile", "check"], help=argparse.SUPPRESS)
+    p.add_argument("--child", choices=["measure", "check"], help=argparse.SUPPRESS)
     args = p.parse_args()
     with torch.no_grad():
         if args.child == "check":
@@ -315,16 +320,10 @@ def main() -> int:
         if args.child == "measure":
             print(json.dumps(measure(args, args.paths)))
             return 0
-        if args.child == "profile":
-            profile(args, args.paths)
-            return 0
     failed = subprocess.call([sys.executable, __file__, "--child", "check"]) if args.check else 0
     rows: list[dict[str, Any]] = []
-    for path in args.paths.split(","):
-        if not args.no_measure:
-            rows += child(args, path, "measure")
-        if args.profile:
-            child(args, path, "profile")
+    for path in filter(None, args.paths.split(",")):
+        rows += child(args, path)
     if rows:
         table(rows)
         if args.out:

@@ -72,7 +72,10 @@ class GraphDecode:
     def _attention(cache: Any) -> Any:
         """The cache's first layer of keys and values."""
         for layer in getattr(cache, "layers", ()):
-            if isinstance(getattr(layer, "cumulative_length", None), Tensor) and getattr(layer, "keys", None) is not None:
+            if (
+                isinstance(getattr(layer, "cumulative_length", None), Tensor)
+                and getattr(layer, "keys", None) is not None
+            ):
                 return layer
         found = type(cache).__name__
         _refuse("past_key_values", f"{found} without a filled layer of fixed length", "a prefilled StaticCache")
@@ -83,7 +86,9 @@ class GraphDecode:
         length = attention.cumulative_length
         batch, columns = token.shape[0], attention.keys.shape[2]
         positions = length.view(1, 1).expand(batch, 1)
-        mask = (torch.arange(columns, device=token.device) <= length).view(1, 1, 1, columns).expand(batch, 1, 1, columns)
+        mask = (
+            (torch.arange(columns, device=token.device) <= length).view(1, 1, 1, columns).expand(batch, 1, 1, columns)
+        )
         return self.model(
             input_ids=token,
             position_ids=positions,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Forwards of whole layers of Transformers models (decoder layer, GDN, attention, MLP) on libgdn, for gdn.hf.
 
-They do what the classes named in KNOWN do, with the fewest launches and copies: q, k and v are views of the convolution's
+They do what the classes of KNOWN do, with the fewest launches and copies: q, k and v are views of the convolution's
 output, the gate and the L2 norm are in the rule's kernel, the attention's q and its output gate are views of one
 projection, and the sum with the residual goes with the norm that follows it. No arguments are checked twice: the
 operators are called without gdn.torch's wrappers. Every forward answers NotImplemented to a call that it does not take
@@ -23,9 +23,7 @@ from torch import Tensor, nn
 from . import torch as ops
 
 # Modeling modules whose decoder layers, attention and MLP these forwards stand for; others keep gdn.hf's dispatchers.
-KNOWN = frozenset(
-    f"transformers.models.{name}.modeling_{name}" for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next")
-)
+KNOWN = frozenset(f"transformers.models.{name}.modeling_{name}" for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next"))
 
 _QK_L2NORM = 1 << 7
 _RULE_FLAGS = ops._MODES["raw", "sigmoid", "grouped", "k_first", "negative"] | _QK_L2NORM

@@ -541,7 +541,7 @@ def graph_decode(model: nn.Module) -> GraphDecode:
     """
     if model not in _states:
         raise _capi.InvalidArgumentError(
-            "gdn.hf.graph_decode: argument 'model': found a model that is not enabled, expected gdn.hf.enable(model) first"
+            "gdn.hf.graph_decode: argument 'model': found a model that is not enabled, expected an enabled one"
         )
     return GraphDecode(model)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from cuda_support import busy_gpu, capture, needs_cuda, torch_refuses_waits
 import gdn
+from cuda_support import busy_gpu, capture, needs_cuda, torch_refuses_waits
 from gdn import hf
 from gdn.cli.model import exact_products
 from gdn.nn import GatedDeltaNet, GatedDeltaNetConfig
