@@ -225,6 +225,7 @@ void release(Problem& P) {
     cudaFree(x);
 }
 int segment_chunks = 0, segment_exact = 0;  // splitting; 0: none
+int line_ctas = 0;                          // shares of the wrap-around schedule; 0: a CTA per work
 template <class T>
 void launch_t(const KernelParams& kp, int64_t ctas, cudaStream_t s, bool after_segments = false) {
   auto k = chunk_forward_kernel<T>;
@@ -278,11 +279,29 @@ void launch(const Problem& P, int splits, cudaStream_t s = 0) {
     launch_t<Traits<__nv_bfloat16, 128, 2, false>>(kp, segments * p.Hv * 2, s);
     kp.v_splits = splits;
   }
+  kp.line.ctas = segment_chunks > 0 ? 0 : line_ctas;
+  if (kp.line.ctas > 0) {
+    static char* memory = nullptr;
+    if (memory == nullptr) CHECK(cudaMalloc(&memory, 4096 + 512 * kLocalBytes * 2 + (8 << 20)));
+    const int group = p.Hv / p.Hk * splits;  // a divisor of it that costs no more than 3 % of the multiprocessors
+    for (int d = group; d >= 1; --d) {
+      if (group % d == 0 && line_ctas / d * d * 100 >= 97 * line_ctas) {
+        kp.line.together = d;
+        break;
+      }
+    }
+    kp.line.ctas = line_ctas / kp.line.together * kp.line.together;
+    kp.line.tag = 0x9E3779B97F4A7C15ull;
+    kp.line.flags = (uint64_t*)memory;
+    kp.line.states = (float4*)(memory + 4096);
+    kp.line.works = (Work*)(memory + 4096 + 512 * kLocalBytes * 2);
+  }
+  const int64_t ctas = kp.line.ctas > 0 ? kp.line.ctas : segments * p.Hv * splits;
   kp.longest_first = p.N > 1 && segments * p.Hv * splits > 132;
   if (splits == 1)
-    launch_t<Traits<__nv_bfloat16, 128, 2>>(kp, segments * p.Hv * splits, s, segment_chunks > 0);
+    launch_t<Traits<__nv_bfloat16, 128, 2>>(kp, ctas, s, segment_chunks > 0);
   else
-    launch_t<Traits<__nv_bfloat16, 128, 1>>(kp, segments * p.Hv * splits, s, segment_chunks > 0);
+    launch_t<Traits<__nv_bfloat16, 128, 1>>(kp, ctas, s, segment_chunks > 0);
 }
 void check(const char* name, std::vector<int> lens, int hk, int hv, float gmul, float mix, float beta, bool dense,
            bool l2, int repeats = 0) {
@@ -357,8 +376,9 @@ void bench(const char* name, std::vector<int> lens, int hk, int hv) {
   for (int splits : {1, 2}) {
     float least;
     const float micros = median_micros(P, splits, 9, &least);
-    std::printf("%-22s Hk %d Hv %d splits %d segments of %3d%s: %8.1f us (min %.1f), %.2f TFLOP/s\n", name, hk, hv,
-                splits, segment_chunks, segment_exact ? " exact" : "", micros, least, chunks * 10.5e6 / micros / 1e6);
+    std::printf("%-22s Hk %d Hv %d splits %d segments of %3d%s shares %d: %8.1f us (min %.1f), %.2f TFLOP/s\n", name,
+                hk, hv, splits, segment_chunks, segment_exact ? " exact" : "", line_ctas, micros, least,
+                chunks * 10.5e6 / micros / 1e6);
   }
   release(P);
 }
@@ -448,7 +468,9 @@ int main(int argc, char** argv) {
     return 0;
   }
   const bool quick = mode == "bench";
-  if (!quick) {
+  for (int ctas : quick ? std::vector<int>{} : std::vector<int>{0, 1, 6, 7, 132}) {
+    line_ctas = ctas;
+    std::printf("shares: %d\n", ctas);
     check("one chunk", {64}, 1, 1, 1 / 16.f, 0, 1, true, false);
     check("two chunks", {128}, 1, 2, 1 / 16.f, 0, 1, true, false);
     check("512 dense B 2", {512, 512}, 2, 4, 1 / 16.f, 0, 1, true, false, 3);
@@ -468,12 +490,17 @@ int main(int argc, char** argv) {
     check("many", std::vector<int>(64, 200), 4, 16, 1 / 16.f, 0, 1, false, true, 100);
     check("4096", {4096}, 2, 4, 1 / 16.f, 0, 1, false, false, 20);
   }
-  bench("8192x4", {8192, 8192, 8192, 8192}, 16, 32);
-  bench("8192x4", {8192, 8192, 8192, 8192}, 16, 64);
-  bench("8192x4", {8192, 8192, 8192, 8192}, 16, 48);
-  bench("32768", {32768}, 16, 64);
-  bench("1024x8", std::vector<int>(8, 1024), 2, 8);
-  bench("1024x8", std::vector<int>(8, 1024), 16, 64);
-  bench("2048", {2048}, 2, 8);
-  bench("28672+4096", {28672, 4096}, 16, 64);
+  for (int ctas : {0, 132}) {
+    line_ctas = ctas;
+    bench("8192x4", {8192, 8192, 8192, 8192}, 16, 32);
+    bench("8192x4", {8192, 8192, 8192, 8192}, 16, 64);
+    bench("8192x4", {8192, 8192, 8192, 8192}, 16, 48);
+    bench("32768", {32768}, 16, 64);
+    bench("1024x8", std::vector<int>(8, 1024), 2, 8);
+    bench("1024x8", std::vector<int>(8, 1024), 16, 64);
+    bench("2048", {2048}, 2, 8);
+    bench("28672+4096", {28672, 4096}, 16, 64);
+    bench("512..2560", {512, 1024, 1536, 2048, 2560, 512, 1024, 1536}, 16, 64);
+    bench("200x64", std::vector<int>(64, 200), 16, 32);
+  }
 }

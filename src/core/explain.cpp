@@ -205,16 +205,23 @@ Status explain(int32_t op, const gdn_rule_args* args, std::string* out) {
     json.number("block_tokens", plan.block_tokens).number("scratch_bytes", plan.scratch_bytes);
     if (op == GDN_OP_CHUNK_FORWARD) {
       json.number("split_tokens", plan.split_tokens).text("split", split_text(problem, plan));
+      json.number("shares", plan.shares).number("together", plan.together);
     }
     if (impl->options != nullptr) {
       Json options = Json::array();
       for (const PlanOption& option : impl->options(problem)) {
         Json entry = Json::object();
         entry.number("panel_v", option.panel_v).number("split_tokens", option.split_tokens);
+        entry.number("shares", option.shares);
         entry.real("predicted_us", option.micros);
         options.raw(nullptr, entry.str());
       }
       json.raw("options", options.str());
+    }
+    if (impl->model != nullptr) {
+      Json model = Json::object();
+      for (const ModelValue& entry : impl->model(problem, plan)) model.real(entry.name, entry.value);
+      json.raw("model", model.str());
     }
     if (impl->without_addresses != nullptr && !has_addresses(problem)) json.text("condition", impl->without_addresses);
   } else {

@@ -82,8 +82,8 @@ void add_cuda(std::vector<Implementation>* list) {
   list->push_back(
       {"chunk_sm90", kChunk, GDN_CUDA, "sm90",
        [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::sm90::refuse_chunk(p); },
-       cuda::sm90::plan_chunk, cuda::sm90::run_chunk, "if q, k, v and o are 16-byte aligned",
-       cuda::sm90::chunk_options});
+       cuda::sm90::plan_chunk, cuda::sm90::run_chunk, "if q, k, v and o are 16-byte aligned", cuda::sm90::chunk_options,
+       cuda::sm90::chunk_model});
 #endif
 #if defined(GDN_HAVE_CUDA)
   const auto refuses = [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::refuse_simt(p); };

@@ -20,13 +20,21 @@ struct Plan {
   int64_t scratch_bytes = 0;    // per thread; on CUDA: of device memory
   int64_t tile_tokens = 0;      // CUDA: tokens staged at a time
   int64_t split_tokens = 0;     // chunk_forward: tokens per segment; 0: sequences stay whole
+  int64_t shares = 0;           // chunk_forward: blocks of the wrap-around schedule; 0: one block per work item
+  int64_t together = 1;         // of them, that go through the same tokens
   const char* split_note = "";  // why, for explain; static
 };
 
 // A way of doing the problem that a plan weighed.
 struct PlanOption {
-  int64_t panel_v = 0, split_tokens = 0;
+  int64_t panel_v = 0, split_tokens = 0, shares = 0;
   double micros = 0;  // predicted time
+};
+
+// A number that the predicted times are made of: microseconds where the name ends in _us.
+struct ModelValue {
+  const char* name;
+  double value;
 };
 
 struct Implementation {
@@ -39,7 +47,8 @@ struct Implementation {
   void (*make_plan)(const RuleProblem&, Plan*);  // fills the fields above; pure
   Status (*run)(const RuleProblem&, const Plan&);
   const char* without_addresses = nullptr;  // what `refuses` cannot see of tensors without data, for explain
-  std::vector<PlanOption> (*options)(const RuleProblem&) = nullptr;  // best first, for explain
+  std::vector<PlanOption> (*options)(const RuleProblem&) = nullptr;             // best first, for explain
+  std::vector<ModelValue> (*model)(const RuleProblem&, const Plan&) = nullptr;  // of this plan, for explain
 };
 
 const std::vector<Implementation>& implementations();

@@ -62,7 +62,8 @@ bool decode_takes(const gdn_rule_args& a) {
   const gdn_tensor* state = a.initial_state != nullptr ? a.initial_state : a.final_state;
   if (state == nullptr || state->dtype == GDN_F64 || a.q->shape[3] != 128) return false;
   if (a.final_state != nullptr && a.final_state->dtype != state->dtype) return false;
-  if (a.token_state_indices != nullptr || a.snapshots != nullptr || a.checkpoints != nullptr) return false;
+  if (a.snapshots != nullptr && a.snapshots->dtype != state->dtype) return false;
+  if (a.checkpoints != nullptr) return false;
   const int64_t sequences = a.cu_seqlens != nullptr ? a.cu_seqlens->shape[0] - 1 : a.q->shape[0];
   return a.v->shape[3] % (state->dtype == GDN_F32 ? 32 : 64) == 0 && a.q->shape[0] * a.q->shape[1] <= 16 * sequences;
 }

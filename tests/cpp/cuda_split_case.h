@@ -39,7 +39,25 @@ inline const Shape kShapes[] = {
      128},
     {"long", {4113}, 1, 128, 128, {Gate::kNone, Gate::kSlow, Gate::kHalf}, {0}, 0},
     {"narrow", {2048, 100, 1999}, 1, 64, 64, {Gate::kNone, Gate::kModel}, {2, 1, 0}, 64},
+    // More (sequence, head) pairs than a GPU has multiprocessors: the wrap-around schedule on Hopper.
+    {"many",
+     {0, 1, 64, 65, 300, 130, 200, 7, 0, 257, 100, 90},
+     3,
+     128,
+     128,
+     std::vector<Gate>(24, Gate::kModel),
+     {3, 0, 1, 2, 4, 12, 6, 7, 8, -1, 10, 9},
+     128},
+    {"many_narrow",
+     {1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 130, 2, 3, 1, 70, 64, 1, 1, 1, 1},
+     2,
+     64,
+     128,
+     std::vector<Gate>(20, Gate::kStrong),
+     {23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, -1, 5, 4, 3, 2, 1, 0},
+     64},
 };
+inline constexpr int kManyShapes[] = {3, 4};  // of kShapes
 
 inline double draw_gate(Gate kind, int64_t t, int64_t len, std::mt19937* engine) {
   std::normal_distribution<double> normal;

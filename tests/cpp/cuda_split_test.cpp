@@ -8,6 +8,7 @@ using gdn_test::Comparison;
 using gdn_test::DeviceTensor;
 using gdn_test::Inputs;
 using gdn_test::inputs_of;
+using gdn_test::kManyShapes;
 using gdn_test::kShapes;
 using gdn_test::Results;
 using gdn_test::SplitCall;
@@ -28,6 +29,78 @@ void set_split(gdn_rule_args* args, int64_t split) {
 std::string split_name(int64_t split) {
   return split == kOff ? "off" : split == kAuto ? "auto" : "every_" + std::to_string(split);
 }
+
+class CudaMany : public CudaSplit, public testing::WithParamInterface<int> {};
+
+// Whatever shares the pairs are dealt out in, a sequence alone (which has a block per pair) gives the same bits.
+TEST_P(CudaMany, SharesChangeNoBits) {
+  const Inputs& in = inputs_of(GetParam());
+  SplitCall call(in);
+  call.args.checkpoints = nullptr;
+  call.args.checkpoint_every = 0;
+  const Results all = call.run();
+  for (size_t n = 0; n < in.shape.lens.size(); ++n) {
+    if (in.shape.slots[n] < 0) continue;
+    const Results alone = call.run_alone(n);
+    const int64_t row = in.Hv * in.shape.V;
+    const auto begin = static_cast<size_t>(in.cu[n] * row), bytes = static_cast<size_t>(in.shape.lens[n] * row) * 2;
+    EXPECT_EQ(std::memcmp(alone.o.data() + begin, all.o.data() + begin, bytes), 0) << "sequence " << n;
+    const auto state = static_cast<size_t>(in.shape.slots[n] * in.state_size());
+    EXPECT_EQ(std::memcmp(alone.state.data() + state, all.state.data() + state,
+                          static_cast<size_t>(in.state_size()) * sizeof(float)),
+              0)
+        << "state of " << n;
+  }
+  for (int i = 0; i < 200; ++i) ASSERT_TRUE(call.run() == all) << "repeat " << i;
+}
+
+TEST_P(CudaMany, CapturedCallSeesNewLengths) {
+  const Inputs& in = inputs_of(GetParam());
+  SplitCall call(in);
+  call.args.checkpoints = nullptr;
+  call.args.checkpoint_every = 0;
+  std::vector<int32_t> bounds[3] = {in.cu, {0}, {0}};
+  for (size_t n = in.shape.lens.size(); n-- > 0;) {
+    bounds[1].push_back(static_cast<int32_t>(bounds[1].back() + in.shape.lens[n]));
+    bounds[2].push_back(n == 5 ? in.cu.back() : bounds[2].back());  // one sequence has everything
+  }
+  Results direct[3];
+  for (int i = 0; i < 3; ++i) {
+    call.reset(bounds[i], in.shape.slots);
+    ASSERT_EQ(gdn_chunk_forward(&call.args), GDN_OK) << gdn_last_error();
+    direct[i] = call.results();
+  }
+  ASSERT_FALSE(direct[0] == direct[1]);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(test_stream(), cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(gdn_chunk_forward(&call.args), GDN_OK) << gdn_last_error();
+  ASSERT_EQ(cudaStreamEndCapture(test_stream(), &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (const int i : {1, 0, 2, 2, 1, 0}) {
+    call.reset(bounds[i], in.shape.slots);
+    ASSERT_EQ(cudaGraphLaunch(exec, test_stream()), cudaSuccess);
+    EXPECT_TRUE(call.results() == direct[i]) << "replay of " << i;
+  }
+  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+TEST_P(CudaMany, HopperDealsOutShares) {
+  int major = 0;
+  ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+  if (major != 9) GTEST_SKIP() << "not a Hopper GPU";
+  SplitCall call(inputs_of(GetParam()));
+  std::vector<char> json(1 << 16);
+  ASSERT_EQ(gdn_explain(GDN_OP_CHUNK_FORWARD, &call.args, json.data(), json.size(), nullptr), GDN_OK);
+  const char* chosen = std::strstr(json.data(), "\"shares\": ");  // the first: the others are of `options`
+  ASSERT_NE(chosen, nullptr);
+  EXPECT_NE(std::strncmp(chosen, "\"shares\": 0,", 12), 0) << json.data();
+  EXPECT_GT(call.workspace_bytes(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaMany, testing::ValuesIn(kManyShapes),
+                         [](const testing::TestParamInfo<int>& each) { return std::string(kShapes[each.param].name); });
 
 class CudaSplits : public CudaSplit, public testing::WithParamInterface<std::tuple<int, int64_t, bool>> {};
 

@@ -48,7 +48,7 @@ TEST(Schedule, SplitsLongSequencesWithFewHeads) {
   work.heads = 8;
   const std::vector<Schedule> ranked = rank_schedules(work, true);
   EXPECT_GT(ranked.front().segment_chunks, 0);
-  EXPECT_LT(ranked.front().micros, 0.4 * predict_micros(work, 1, 0, 0.25));
+  EXPECT_LT(ranked.front().micros, 0.4 * predict_micros(work, {.state_warpgroups = 1}, 0.25));
   for (const Schedule& s : rank_schedules(work, false)) EXPECT_EQ(s.segment_chunks, 0);
 }
 
@@ -66,6 +66,53 @@ TEST(Schedule, LeavesShortSequencesAndFullGpusWhole) {
   const Schedule full = rank_schedules(work, true).front();
   EXPECT_EQ(full.segment_chunks, 0);
   EXPECT_EQ(full.state_warpgroups, 2);
+}
+
+// 192 pairs of one length on 132 multiprocessors: two rounds, or 132 equal shares.
+TEST(Schedule, DealsOutWhatDoesNotFillItsLastRound) {
+  Workload work;
+  work.sequences = 4;
+  work.tokens = 4 * 8192;
+  work.longest = 8192;
+  work.heads = 48;
+  work.key_heads = 16;
+  const Schedule best = rank_schedules(work, false).front();
+  EXPECT_EQ(best.line_ctas, 132);
+  EXPECT_EQ(best.together, 3);
+  EXPECT_LT(best.micros, 0.85 * predict_micros(work, {.state_warpgroups = 2}, 0.25));
+  work.heads = 32;  // 128 pairs: a block each
+  EXPECT_EQ(rank_schedules(work, false).front().line_ctas, 0);
+}
+
+TEST(Schedule, GroupsDivideSharesAndHeads) {
+  for (int32_t sms : {1, 66, 114, 132}) {
+    for (int32_t key_heads : {1, 2, 3, 16}) {
+      for (int32_t ratio : {1, 2, 3, 4, 8, 12}) {
+        for (int32_t warpgroups : {1, 2}) {
+          Workload work;
+          work.sms = sms;
+          work.key_heads = key_heads;
+          work.heads = key_heads * ratio;
+          work.value_dim = 256;
+          work.sequences = 100;
+          work.tokens = 100000;
+          Schedule line;
+          if (!make_line(work, warpgroups, &line)) continue;
+          const int32_t splits = 256 / (64 * warpgroups);
+          EXPECT_EQ(line.line_ctas % line.together, 0);
+          EXPECT_EQ(ratio * splits % line.together, 0);
+          EXPECT_GE(100 * line.line_ctas, 97 * sms);
+          EXPECT_LE(line.line_ctas, sms);
+        }
+      }
+    }
+  }
+  Workload huge;
+  huge.sequences = 4096;
+  huge.tokens = int64_t{1} << 30;
+  huge.heads = 512;
+  Schedule line;
+  EXPECT_FALSE(make_line(huge, 2, &line)) << "more chunks than 32 bits hold";
 }
 
 TEST(Schedule, SixtyFourChannelsNeedOneWarpgroup) {

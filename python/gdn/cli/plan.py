@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
+from pathlib import Path
 from typing import Any
 
 from .. import _capi
+from . import plot
 from .calls import OP_NAMES, OPS, Struct, integers, tensor_shape
 from .console import Console, UsageError
 from .device import add_device_flag, device_id, explain_on
@@ -113,30 +116,70 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--op", choices=tuple(OP_NAMES), default="chunk", help="chunk (prefill) or recurrent (decode)")
     parser.add_argument("--explain", action="store_true", help="list every implementation with its reason to refuse")
+    parser.add_argument(
+        "--plot", metavar="FILE.svg", help="draw when each block of a chunk_forward would run (chunk_sm90)"
+    )
+    parser.add_argument(
+        "--plot-rows", type=int, metavar="N", help="multiprocessors to draw (default: all, or 32 of more than 40)"
+    )
+    parser.add_argument(
+        "--from",
+        dest="saved",
+        metavar="PLAN.json",
+        help="a plan saved with --json, instead of the call that flags describe",
+    )
     add_device_flag(parser)
     add_shape_flags(parser)
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, console: Console) -> int:
+def _load(path: str) -> dict[str, Any]:
+    """A plan that --json wrote."""
+    try:
+        plan = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"argument '--from': found {path} ({error}), expected a file of gdn plan --json") from None
+    if not isinstance(plan, dict) or "candidates" not in plan or "problem" not in plan:
+        raise UsageError(f"argument '--from': found other JSON in {path}, expected what gdn plan --json writes")
+    return plan
+
+
+def _plan(args: argparse.Namespace) -> dict[str, Any]:
+    if args.saved is not None:
+        return _load(args.saved)
     op = OP_NAMES[args.op]
-    struct = rule_struct(args, op)
+    struct = rule_struct(args, op)  # owns what its fields point to
     plan = explain_on(device_id(args), OPS[op], struct.args)
+    if args.seqlens is not None:  # on a GPU the library does not read them
+        plan["lengths"] = integers(args.seqlens)
+    return plan
+
+
+def run(args: argparse.Namespace, console: Console) -> int:
+    if args.plot_rows is not None and args.plot_rows < 1:
+        raise UsageError(f"argument '--plot-rows': found {args.plot_rows}, expected at least 1")
+    plan = _plan(args)
     accepted = plan.get("impl") is not None
     if accepted:
         shown = (
-            "op", "impl", "condition", "isa", "threads", "work_items", "panel_v", "block_tokens", "scratch_bytes",
-            "split",
+            "op", "impl", "condition", "isa", "threads", "work_items", "panel_v", "block_tokens",
+            "shares", "together", "scratch_bytes", "split",
         )  # fmt: skip
         rows = [(name.replace("_", " "), plan[name]) for name in shown if name in plan]
         rows += [(name.replace("_", " "), value) for name, value in plan.get("problem", {}).items()]
         console.table(("plan", ""), rows, left=2)
     if args.explain and plan.get("options"):
         options = [
-            (o["panel_v"], o["split_tokens"] or "whole", f"{o['predicted_us']:.0f}") for o in plan["options"][:12]
+            (
+                o["panel_v"],
+                o["split_tokens"] or "whole",
+                f"{o['shares']} shares" if o.get("shares") else "one per item",
+                f"{o['predicted_us']:.0f}",
+            )
+            for o in plan["options"][:12]
         ]
         console.line()
-        console.table(("V columns per block", "tokens per segment", "predicted us"), options, left=0)
+        console.table(("V columns per block", "tokens per segment", "blocks", "predicted us"), options, left=0)
     if args.explain:
         candidates = [
             (c["impl"], "yes" if c["accepted"] else "no", c["reason"] or c.get("condition", ""))
@@ -148,4 +191,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if not accepted:
         console.error(plan["error"])
         return 3
+    if args.plot is not None:
+        picture = plot.svg(plan, args.plot_rows)
+        try:
+            Path(args.plot).write_text(picture, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"argument '--plot': found {args.plot} ({error}), expected a file to write") from None
     return 0

@@ -51,6 +51,14 @@ __device__ __forceinline__ int32_t load_acquire(const int32_t* address) {
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
 }
+__device__ __forceinline__ void store_release(uint64_t* address, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+__device__ __forceinline__ uint64_t load_acquire(const uint64_t* address) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+  return value;
+}
 __device__ __forceinline__ float load_shared_float(uint32_t address) {
   float r;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(address) : "memory");
@@ -68,7 +76,8 @@ __device__ __forceinline__ void copy_word(uint32_t* target, const char* source, 
       "l"(word), "r"(wanted ? 4 : 0)
       : "memory");
 }
-__device__ __forceinline__ void copy_word_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// This thread's copies are there.
+__device__ __forceinline__ void async_copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // low: bits 0-15.
 template <class Element>

@@ -36,6 +36,10 @@ __device__ __forceinline__ void bulk_store(void* target, uint32_t smem, uint32_t
                : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
+// Plain bytes into the L2 cache, without waiting.
+__device__ __forceinline__ void bulk_prefetch(const void* source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes));
+}
 // The shared memory of this thread's stores may be written again.
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

@@ -31,20 +31,21 @@ const View& any_state(const RuleProblem& p) { return p.initial_state.present() ?
 
 template <class Stored>
 cudaError_t launch_decode(const RuleProblem& p, bool k_first, int64_t blocks, cudaStream_t stream) {
-  const auto kernel = k_first ? simt::decode_kernel<Stored, true> : simt::decode_kernel<Stored, false>;
-  return launch(kernel, dim3(static_cast<unsigned>(blocks)), dim3(simt::kDecodeThreads), 0, stream, make_params(p));
+  const bool one_token = !p.cu_seqlens.present() && p.T == 1;
+  const auto one = k_first ? simt::decode_kernel<Stored, true, true> : simt::decode_kernel<Stored, false, true>;
+  const auto more = k_first ? simt::decode_kernel<Stored, true, false> : simt::decode_kernel<Stored, false, false>;
+  return launch(one_token ? one : more, dim3(static_cast<unsigned>(blocks)), dim3(simt::kDecodeThreads), 0, stream,
+                make_params(p));
 }
 
 }  // namespace
 
 const char* refuse_decode(const RuleProblem& p) {
   if (p.K != 128) return "takes K = 128";
-  if (p.token_indices.present() || p.snapshots.present() || p.checkpoints.present()) {
-    return "takes no per-token states";
-  }
+  if (p.checkpoints.present()) return "takes no checkpoints";
   if (!p.initial_state.present() && !p.final_state.present()) return "takes calls with a state";
   const View& state = any_state(p);
-  for (const View* each : {&p.initial_state, &p.final_state}) {
+  for (const View* each : {&p.initial_state, &p.final_state, &p.snapshots}) {
     if (!each->present()) continue;
     if (each->dtype != state.dtype) return "takes states of one dtype";
     const int along = contiguous_dim(*each);
@@ -54,6 +55,7 @@ const char* refuse_decode(const RuleProblem& p) {
   if (p.V % panel_of(state.dtype) != 0) return "takes V a multiple of 32 (fp32 states) or 64";
   const int64_t tokens = p.cu_seqlens.present() ? p.T : p.T * p.B;
   if (tokens > kManyTokens * p.N) return "takes at most 16 tokens per sequence on average";
+  if (p.T > INT_MAX) return "takes fewer than 2^31 tokens";
   if (p.N > INT_MAX / (p.Hv * (p.V / panel_of(state.dtype)))) return "takes fewer than 2^31 blocks";
   return nullptr;
 }

@@ -1,192 +1,158 @@
 // SPDX-License-Identifier: MIT
-// recurrent_decode: a few tokens per sequence, K = 128. The state is read once, kept in registers, written once.
+// recurrent_decode: a few tokens per sequence, K = 128. The state is read once, kept in registers, written once (and once
+// per token where the call keeps every token's state).
 //
 // Grid: sequences x Hv x V panels of 128 bytes along V (K-first states) or as many channels (V-first). Block: 256 threads, no
-// two of which touch the same 16 bytes of the state: 16 KB of it per block, all of its reads under way before anything waits.
+// two of which touch the same 16 bytes of the state: 16 KB of it per block. A block's time is the memory's latencies, one
+// after another, so the state's reads and the first tokens' are under way together and nothing waits before both are.
 // K-first [K][V]: eight threads share a 128-byte row piece, the 32 groups take rows group + 32 i.
 // V-first [V][K]: eight threads share a channel's 128 keys, the 32 groups take channels group + 32 i.
 // Per token (docs/math.md), with S the state before it: a = S^T k, b = S^T q in one pass,
 //   u = beta (v - e^g a),  o = scale (e^g b + (q . k) u),  S = e^g S + k u^T.
+// Barriers: two per four tokens for their inputs; two per token more for K-first states, whose sums cross warps.
 // Bytes per sequence and head: 2 x 128 x V x size of the state; FLOP: 6 x 128 x V.
 #pragma once
 #include "cuda/common/element.cuh"
 #include "cuda/common/rule_math.cuh"
-#include "cuda/common/sequence.cuh"
+#include "cuda/common/slots.cuh"
+#include "cuda/simt/decode_state.cuh"
 
 namespace gdn::cuda::simt {
 
-inline constexpr int kDecodeThreads = 256;
-inline constexpr int kDecodeKeys = 128;
+// An element's bits: the conversion, which waits for them, is left for later.
+__device__ __forceinline__ uint32_t load_bits(const TensorRef& x, int64_t index) {
+  return x.dtype == GDN_F32 ? static_cast<const uint32_t*>(x.data)[index]
+                            : uint32_t{static_cast<const uint16_t*>(x.data)[index]};
+}
+__device__ __forceinline__ float float_of_bits(int32_t dtype, uint32_t bits) {
+  return dtype == GDN_F32    ? __uint_as_float(bits)
+         : dtype == GDN_BF16 ? __uint_as_float(bits << 16)
+                             : __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
+}
 
-template <class Stored>
-inline constexpr int kDecodePanel = 8 * 16 / static_cast<int>(sizeof(Stored));  // value channels per block
-
-template <class Stored, bool kKFirst>
+template <class Stored, bool kKFirst, bool kOneToken>
 struct DecodeBlock {
-  static constexpr int kPerVector = 16 / static_cast<int>(sizeof(Stored));
-  static constexpr int kPanel = kDecodePanel<Stored>;
-  static constexpr int kGroups = kDecodeThreads / 8, kWarps = kDecodeThreads / 32;
-  static constexpr int kVectors = kDecodeKeys / kGroups;                     // of 16 bytes, per thread
+  using State = DecodeState<Stored, kKFirst, kOneToken>;
+  static constexpr int kPerVector = State::kPerVector, kPanel = State::kPanel, kGroups = State::kGroups;
+  static constexpr int kVectors = State::kVectors, kKeyVectors = State::kKeyVectors;
+  static constexpr int kWarps = kDecodeThreads / 32;
   static constexpr int kChannels = kKFirst ? kPerVector : kPanel / kGroups;  // per thread
-  static constexpr int kKeyVectors = kKFirst ? 1 : kVectors / kChannels;     // V-first: of a channel, per thread
+  static constexpr int kTile = kOneToken ? 1 : kWarps / 2;                   // tokens staged at once, two warps each
 
+  struct Inputs {
+    alignas(16) float k[kDecodeKeys], q[kDecodeKeys];
+    float v[kPanel];
+    float both, decay, beta;  // q . k, and the token's gates
+  };
   struct Shared {
     SequenceInfo seq;
-    alignas(16) float k[kDecodeKeys], q[kDecodeKeys];
-    float v[kPanel], u[kPanel];
-    float both, decay, beta;         // q . k, and the token's gates
+    Inputs inputs[kTile];
+    float u[kPanel];
     float2 partial[kWarps][kPanel];  // K-first: a and b of a warp's rows
   };
 
   const RuleParams& p;
   Shared& shared;
   const SequenceInfo& seq;  // in shared memory: registers are what blocks in flight are made of
-  int32_t head, panel_begin;
+  int32_t n, head, panel_begin;
   int thread = threadIdx.x, member = threadIdx.x & 7, group = threadIdx.x >> 3;
-  float s[kVectors][kPerVector];
+  State state;
 
-  __device__ __forceinline__ int64_t vector_offset(const TensorRef& state, int64_t slot, int i) const {
-    const int64_t base = slot * state.stride[0] + head * state.stride[1];
-    if constexpr (kKFirst) return base + (group + kGroups * i) * state.stride[2] + panel_begin + kPerVector * member;
-    const int channel = panel_begin + group + kGroups * (i / kKeyVectors);
-    return base + channel * state.stride[3] + kPerVector * (member + 8 * (i % kKeyVectors));
-  }
-  // Key of element e of vector i.
-  __device__ __forceinline__ int key_of(int i, int e) const {
-    return kKFirst ? group + kGroups * i : kPerVector * (member + 8 * (i % kKeyVectors)) + e;
-  }
-  __device__ __forceinline__ static float widen(const uint4& words, int e) {
-    const uint32_t word = e * sizeof(Stored) / 4 == 0   ? words.x
-                          : e * sizeof(Stored) / 4 == 1 ? words.y
-                          : e * sizeof(Stored) / 4 == 2 ? words.z
-                                                        : words.w;
-    if constexpr (sizeof(Stored) == 4) {
-      return __uint_as_float(word);
-    } else if constexpr (std::is_same_v<Stored, __nv_bfloat16>) {
-      return __uint_as_float(e % 2 == 0 ? word << 16 : word & 0xffff0000u);
-    } else {
-      return __half2float(__ushort_as_half(static_cast<uint16_t>(e % 2 == 0 ? word : word >> 16)));
-    }
-  }
-  __device__ __forceinline__ static uint32_t narrow2(float low, float high) {
-    if constexpr (std::is_same_v<Stored, __nv_bfloat16>) {
-      const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
-      return *reinterpret_cast<const uint32_t*>(&two);
-    } else {
-      const __half2 two = __floats2half2_rn(low, high);
-      return *reinterpret_cast<const uint32_t*>(&two);
-    }
-  }
-
-  // Streamed: each byte is used once per call.
-  __device__ __forceinline__ void load() {
-    if (seq.read_slot < 0) {
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-        for (int e = 0; e < kPerVector; ++e) s[i][e] = 0.f;
-      }
-      return;
-    }
-    uint4 words[kVectors];
-    const Stored* data = static_cast<const Stored*>(p.initial_state.data);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      words[i] = __ldcs(reinterpret_cast<const uint4*>(data + vector_offset(p.initial_state, seq.read_slot, i)));
-    }
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-      for (int e = 0; e < kPerVector; ++e) s[i][e] = widen(words[i], e);
-    }
-  }
-  __device__ __forceinline__ void store() const {
-    Stored* data = static_cast<Stored*>(p.final_state.data);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      uint4 words;
-      if constexpr (sizeof(Stored) == 4) {
-        words = make_uint4(__float_as_uint(s[i][0]), __float_as_uint(s[i][1]), __float_as_uint(s[i][2]),
-                           __float_as_uint(s[i][3]));
-      } else {
-        words = make_uint4(narrow2(s[i][0], s[i][1]), narrow2(s[i][2], s[i][3]), narrow2(s[i][4], s[i][5]),
-                           narrow2(s[i][6], s[i][7]));
-      }
-      __stcs(reinterpret_cast<uint4*>(data + vector_offset(p.final_state, seq.write_slot, i)), words);
-    }
-  }
-
-  // Four elements of a q or k row per lane, normalised as the call asks.
-  __device__ __forceinline__ void read_key(const TensorRef& x, int64_t token, int32_t key_head, float (&row)[4]) const {
+  // q and k of a token, normalised as the call asks, and their product: by one warp, four elements a lane.
+  __device__ __forceinline__ void stage_keys(Inputs& in, int64_t token) const {
     const int lane = thread & 31;
-    const int64_t base = seq.batch * x.stride[0] + token * x.stride[1] + key_head * x.stride[2];
-    float sum = 0.f;
+    const int32_t key_head = key_head_of(p, head);
+    const int64_t k_base = seq.batch * p.k.stride[0] + token * p.k.stride[1] + key_head * p.k.stride[2];
+    const int64_t q_base = seq.batch * p.q.stride[0] + token * p.q.stride[1] + key_head * p.q.stride[2];
+    uint32_t k_bits[4], q_bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) k_bits[i] = load_bits(p.k, k_base + (4 * lane + i) * p.k.stride[3]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q_bits[i] = load_bits(p.q, q_base + (4 * lane + i) * p.q.stride[3]);
+    float k[4], q[4];
+    float kk = 0.f, qq = 0.f;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      row[i] = load_float(x.data, x.dtype, base + (4 * lane + i) * x.stride[3]);
-      sum += row[i] * row[i];
+      k[i] = float_of_bits(p.k.dtype, k_bits[i]);
+      q[i] = float_of_bits(p.q.dtype, q_bits[i]);
+      kk += k[i] * k[i];
+      qq += q[i] * q[i];
     }
-    if (p.qk_l2norm == 0) return;
+    if (p.qk_l2norm != 0) {
 #pragma unroll
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-    const float factor = 1.0f / sqrtf(sum + p.l2norm_eps);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      row[i] *= factor;
-      if (p.round_qk != 0) row[i] = round_to_dtype(row[i], x.dtype);
-    }
-  }
-
-  // The token's inputs into shared memory, by one warp each: the other warps have nothing to issue but the state's reads.
-  __device__ __forceinline__ void stage(int64_t token) {
-    const int lane = thread & 31, warp = thread >> 5;
-    if (warp == 0) {
-      const int32_t key_head = key_head_of(p, head);
-      float k[4], q[4];
-      read_key(p.k, token, key_head, k);
-      read_key(p.q, token, key_head, q);
-      float both = 0.f;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) both += q[i] * k[i];
-#pragma unroll
-      for (int offset = 16; offset > 0; offset /= 2) both += __shfl_xor_sync(0xffffffffu, both, offset);
-      *reinterpret_cast<float4*>(shared.k + 4 * lane) = make_float4(k[0], k[1], k[2], k[3]);
-      *reinterpret_cast<float4*>(shared.q + 4 * lane) = make_float4(q[0], q[1], q[2], q[3]);
-      if (lane == 0) shared.both = both;
-    } else if (warp == 1) {
-      const int64_t base = seq.batch * p.v.stride[0] + token * p.v.stride[1] + head * p.v.stride[2];
-      for (int i = lane; i < kPanel; i += 32) {
-        shared.v[i] = load_float(p.v.data, p.v.dtype, base + (panel_begin + i) * p.v.stride[3]);
+      for (int offset = 16; offset > 0; offset /= 2) {
+        kk += __shfl_xor_sync(0xffffffffu, kk, offset);
+        qq += __shfl_xor_sync(0xffffffffu, qq, offset);
       }
-    } else if (warp == 2 && lane == 0) {
-      shared.decay = token_decay(p, seq.batch, token, head);
-    } else if (warp == 3 && lane == 0) {
-      shared.beta = token_beta(p, seq.batch, token, head);
+      const float k_factor = 1.0f / sqrtf(kk + p.l2norm_eps), q_factor = 1.0f / sqrtf(qq + p.l2norm_eps);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        k[i] *= k_factor;
+        q[i] *= q_factor;
+        if (p.round_qk != 0) {
+          k[i] = round_to_dtype(k[i], p.k.dtype);
+          q[i] = round_to_dtype(q[i], p.q.dtype);
+        }
+      }
+    }
+    float both = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) both += q[i] * k[i];
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) both += __shfl_xor_sync(0xffffffffu, both, offset);
+    *reinterpret_cast<float4*>(in.k + 4 * lane) = make_float4(k[0], k[1], k[2], k[3]);
+    *reinterpret_cast<float4*>(in.q + 4 * lane) = make_float4(q[0], q[1], q[2], q[3]);
+    if (lane == 0) in.both = both;
+  }
+
+  // v and the gates of a token, by one warp: every read is under way before one is waited for.
+  __device__ __forceinline__ void stage_values(Inputs& in, int64_t token) const {
+    const int lane = thread & 31;
+    const int64_t base = seq.batch * p.v.stride[0] + token * p.v.stride[1] + head * p.v.stride[2];
+    uint32_t v_bits[kPanel / 32];
+#pragma unroll
+    for (int i = 0; i < kPanel / 32; ++i) {
+      v_bits[i] = load_bits(p.v, base + (panel_begin + 32 * i + lane) * p.v.stride[3]);
+    }
+    if (lane == 0) in.decay = token_decay(p, seq.batch, token, head);
+    if (lane == 1) in.beta = token_beta(p, seq.batch, token, head);
+#pragma unroll
+    for (int i = 0; i < kPanel / 32; ++i) in.v[32 * i + lane] = float_of_bits(p.v.dtype, v_bits[i]);
+  }
+
+  __device__ __forceinline__ void stage(int64_t first, int count) const {
+    const int warp = thread >> 5, t = warp / 2;
+    if (t >= count) return;
+    if (warp % 2 == 0) {
+      stage_keys(shared.inputs[t], first + t);
+    } else {
+      stage_values(shared.inputs[t], first + t);
     }
   }
 
-  // u and o of a channel of the panel, from its sums over the keys.
-  __device__ __forceinline__ void finish_channel(int64_t token, int channel, float a, float b) {
-    const float u = shared.beta * (shared.v[channel] - shared.decay * a);
-    shared.u[channel] = u;
-    store_float(p.o.data, p.o.dtype,
-                seq.batch * p.o.stride[0] + token * p.o.stride[1] + head * p.o.stride[2] +
-                    (panel_begin + channel) * p.o.stride[3],
-                p.scale * (shared.decay * b + shared.both * u));
+  // u of a channel of the panel, from its sums over the keys, and o where this thread is the one to write it.
+  __device__ __forceinline__ float finish_channel(const Inputs& in, int64_t token, int channel, float a, float b,
+                                                  bool writes) const {
+    const float u = in.beta * (in.v[channel] - in.decay * a);
+    if (writes) {
+      store_float(p.o.data, p.o.dtype,
+                  seq.batch * p.o.stride[0] + token * p.o.stride[1] + head * p.o.stride[2] +
+                      (panel_begin + channel) * p.o.stride[3],
+                  p.scale * (in.decay * b + in.both * u));
+    }
+    return u;
   }
 
-  __device__ __forceinline__ void step(int64_t token) {
-    __syncthreads();  // the token before is done with what is staged
-    stage(token);
-    __syncthreads();
+  __device__ __forceinline__ void step(const Inputs& in, int64_t token) {
     float a[kChannels] = {}, b[kChannels] = {};
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
       for (int e = 0; e < kPerVector; ++e) {
-        const int c = kKFirst ? e : i / kKeyVectors, key = key_of(i, e);
-        a[c] += shared.k[key] * s[i][e];
-        b[c] += shared.q[key] * s[i][e];
+        const int c = kKFirst ? e : i / kKeyVectors, key = state.key_of(group, member, i, e);
+        const float s = state.get(i, e);
+        a[c] += in.k[key] * s;
+        b[c] += in.q[key] * s;
       }
     }
     constexpr int kFirst = kKFirst ? 8 : 1, kLast = kKFirst ? 16 : 4;  // groups of the warp, or members of the group
@@ -198,6 +164,7 @@ struct DecodeBlock {
         b[c] += __shfl_xor_sync(0xffffffffu, b[c], offset);
       }
     }
+    float u[kChannels];
     if constexpr (kKFirst) {
       if ((thread & 31) < 8) {
 #pragma unroll
@@ -205,7 +172,7 @@ struct DecodeBlock {
           shared.partial[thread >> 5][kPerVector * member + c] = make_float2(a[c], b[c]);
         }
       }
-      __syncthreads();
+      __syncthreads();  // the warps' sums are there, and the token before is done with u
       if (thread < kPanel) {
         float2 sum = shared.partial[0][thread];
 #pragma unroll
@@ -214,56 +181,132 @@ struct DecodeBlock {
           sum.x += part.x;
           sum.y += part.y;
         }
-        finish_channel(token, thread, sum.x, sum.y);
+        shared.u[thread] = finish_channel(in, token, thread, sum.x, sum.y, true);
       }
+      __syncthreads();  // u is there, and the sums are read
+#pragma unroll
+      for (int c = 0; c < kChannels; ++c) u[c] = shared.u[kPerVector * member + c];
     } else {
+      // Every member has the sums: nothing crosses the group.
 #pragma unroll
       for (int c = 0; c < kChannels; ++c) {
-        if (member == c) finish_channel(token, group + kGroups * c, a[c], b[c]);
+        u[c] = finish_channel(in, token, group + kGroups * c, a[c], b[c], member == c);
       }
     }
-    __syncthreads();
-    const float decay = shared.decay;
-    float u[kChannels];
-#pragma unroll
-    for (int c = 0; c < kChannels; ++c) u[c] = shared.u[kKFirst ? kPerVector * member + c : group + kGroups * c];
+    const float decay = in.decay;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
+      float next[kPerVector];
 #pragma unroll
       for (int e = 0; e < kPerVector; ++e) {
-        s[i][e] = decay * s[i][e] + shared.k[key_of(i, e)] * u[kKFirst ? e : i / kKeyVectors];
+        next[e] = decay * state.get(i, e) + in.k[state.key_of(group, member, i, e)] * u[kKFirst ? e : i / kKeyVectors];
       }
+      state.set(i, next);
+    }
+  }
+
+  __device__ __forceinline__ void store_row(const TensorRef& rows, int64_t base, int key_dim) const {
+    state.store(static_cast<Stored*>(rows.data) + base, rows.stride[key_dim], rows.stride[key_dim + 1], panel_begin,
+                group, member);
+  }
+
+  // What is kept of the state after token t of the sequence, beside the final state.
+  __device__ __forceinline__ void keep(int64_t t) const {
+    if (p.token_indices.data != nullptr && p.final_state.data != nullptr) {
+      const int64_t slot = verify_slot(p, n, t);
+      if (slot >= 0) store_row(p.final_state, slot * p.final_state.stride[0] + head * p.final_state.stride[1], 2);
+    }
+    if (p.snapshots.data != nullptr) {
+      if (t >= p.snapshot_columns) {
+        flag_error(p, kBadLength);
+      } else {
+        store_row(p.snapshots, n * p.snapshots.stride[0] + t * p.snapshots.stride[1] + head * p.snapshots.stride[2], 3);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void zero_output() const {
+    for (int64_t i = thread; i < seq.len * kPanel; i += kDecodeThreads) {
+      store_float(p.o.data, p.o.dtype,
+                  seq.batch * p.o.stride[0] + (seq.begin + i / kPanel) * p.o.stride[1] + head * p.o.stride[2] +
+                      (panel_begin + i % kPanel) * p.o.stride[3],
+                  0.f);
     }
   }
 
   __device__ __forceinline__ void run() {
     if (seq.is_null) {
-      for (int64_t i = thread; i < seq.len * kPanel; i += kDecodeThreads) {
-        store_float(p.o.data, p.o.dtype,
-                    seq.batch * p.o.stride[0] + (seq.begin + i / kPanel) * p.o.stride[1] + head * p.o.stride[2] +
-                        (panel_begin + i % kPanel) * p.o.stride[3],
-                    0.f);
-      }
+      zero_output();
       return;
     }
-    load();
-    for (int64_t t = 0; t < seq.len; ++t) step(seq.begin + t);
-    if (seq.write_slot >= 0) store();
+    if (seq.read_slot < 0) {
+      state.clear();
+    } else {
+      const TensorRef& from = p.initial_state;
+      state.load(static_cast<const Stored*>(from.data) + seq.read_slot * from.stride[0] + head * from.stride[1],
+                 from.stride[2], from.stride[3], panel_begin, group, member);
+    }
+    if constexpr (kOneToken) {  // seq.len is 1
+      stage(seq.begin, 1);
+      __syncthreads();
+      step(shared.inputs[0], seq.begin);
+      keep(0);
+    } else {
+      const int len = static_cast<int>(seq.len);
+#pragma unroll 1
+      for (int first = 0; first < len; first += kTile) {
+        const int count = len - first < kTile ? len - first : kTile;
+        if (first > 0) __syncthreads();  // everybody is done with the tokens before
+        stage(seq.begin + first, count);
+        __syncthreads();
+        if (first == 0) state.widen();  // the first to wait for the state
+#pragma unroll 1
+        for (int t = 0; t < count; ++t) {
+          step(shared.inputs[t], seq.begin + first + t);
+          keep(first + t);
+        }
+      }
+      if (len == 0) state.widen();
+    }
+    if (seq.write_slot >= 0) {
+      store_row(p.final_state, seq.write_slot * p.final_state.stride[0] + head * p.final_state.stride[1], 2);
+    }
   }
 };
 
-template <class Stored, bool kKFirst>
-__global__ void __launch_bounds__(kDecodeThreads, sizeof(Stored) == 4 ? 4 : 3)
+// Per SM, the most that spill no registers (ptxas 13.0); an SM of sm_75 holds four.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800 && __CUDA_ARCH__ < 1000
+inline constexpr int kMoreBlocks = 1;
+#else
+inline constexpr int kMoreBlocks = 0;
+#endif
+template <class Stored, bool kOneToken>
+inline constexpr int kDecodeBlocks = sizeof(Stored) == 4 ? 4 + (kOneToken ? kMoreBlocks : 0)
+                                     : kOneToken         ? 3 + kMoreBlocks
+                                                         : 2;
+
+// The host sees to fewer than 2^31 blocks: no 64-bit division before the first read.
+template <class Stored, bool kKFirst, bool kOneToken>
+__global__ void __launch_bounds__(kDecodeThreads, kDecodeBlocks<Stored, kOneToken>)
     decode_kernel(const __grid_constant__ RuleParams p) {
-  using Block = DecodeBlock<Stored, kKFirst>;
+  using Block = DecodeBlock<Stored, kKFirst, kOneToken>;
   __shared__ typename Block::Shared shared;
-  const int32_t panels = p.V / Block::kPanel;
-  const int64_t pair = blockIdx.x / panels;
-  const int64_t n = pair / p.Hv;
-  const int32_t head = static_cast<int32_t>(pair - n * p.Hv), panel = static_cast<int32_t>(blockIdx.x - pair * panels);
-  if (threadIdx.x == 0) shared.seq = sequence_info(p, n);
+  const uint32_t panels = static_cast<uint32_t>(p.V) / Block::kPanel;
+  const uint32_t pair = blockIdx.x / panels, panel = blockIdx.x - pair * panels;
+  const uint32_t n = pair / static_cast<uint32_t>(p.Hv), head = pair - n * static_cast<uint32_t>(p.Hv);
+  if (threadIdx.x == 0) {
+    SequenceInfo seq = sequence_info(p, n);
+    if (p.token_indices.data != nullptr) verify_start(p, n, &seq);
+    shared.seq = seq;
+  }
   __syncthreads();
-  Block{p, shared, shared.seq, head, panel * Block::kPanel}.run();
+  Block{p,
+        shared,
+        shared.seq,
+        static_cast<int32_t>(n),
+        static_cast<int32_t>(head),
+        static_cast<int32_t>(panel) * Block::kPanel}
+      .run();
 }
 
 }  // namespace gdn::cuda::simt

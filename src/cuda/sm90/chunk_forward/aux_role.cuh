@@ -7,18 +7,23 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/chunk_forward/gates.cuh"
 #include "cuda/sm90/chunk_forward/inverse.cuh"
+#include "cuda/sm90/chunk_forward/line.cuh"
 #include "cuda/sm90/chunk_forward/wide_inverse.cuh"
 
 namespace gdn::cuda::sm90 {
 
 // The K and Q tiles of a chunk into their slot; without outputs K and V. By one thread.
 template <class T>
-__device__ __forceinline__ void load_kq(const KernelParams& p, SmallShared<T>& small, uint32_t smem, int chunk) {
+__device__ __forceinline__ void load_kq(const KernelParams& p, SmallShared<T>& small, const Work& work, uint32_t smem,
+                                        int chunk) {
   const uint32_t stage = chunk % T::kKqStages;
   const uint32_t full = ptx::smem_address(&small.kq_full[stage]), tile = smem + stage * T::kKqBytes;
-  const int32_t token = static_cast<int32_t>(small.work.seq.begin) + chunk * kChunk,
-                batch = static_cast<int32_t>(small.work.seq.batch), head = small.work.key_head;
-  const bool with_v = !T::kIsForward && small.work.is_transition == 0;
+  if (!work.has_tiles()) {
+    ptx::mbarrier_arrive(full);
+    return;
+  }
+  const int32_t token = work.first_token(chunk), batch = work.batch, head = work.key_head;
+  const bool with_v = !T::kIsForward && work.is_transition == 0;
   ptx::mbarrier_expect_tx(full, T::kKqBytes + (with_v ? T::kVBytes : 0));
 #pragma unroll
   for (int half = 0; half < T::kHalves; ++half) {
@@ -30,8 +35,8 @@ __device__ __forceinline__ void load_kq(const KernelParams& p, SmallShared<T>& s
   if (with_v) {
 #pragma unroll
     for (int wg = 0; wg < T::kStateWgs; ++wg) {
-      ptx::tma_load(smem + T::kVOffset + stage * T::kVBytes + wg * kPanelBytes, &p.v, full,
-                    small.work.v_begin + 64 * wg, small.work.head, token, batch);
+      ptx::tma_load(smem + T::kVOffset + stage * T::kVBytes + wg * kPanelBytes, &p.v, full, work.v_begin + 64 * wg,
+                    work.head, token, batch);
     }
   }
 }
@@ -49,14 +54,16 @@ struct AuxRole {
   int lane = threadIdx.x & 31;
   int warp = (threadIdx.x >> 5) & 3;
   int chunk = own;
-  uint32_t parity = 0;  // of this warpgroup's chunks
+  int slot = 0;  // of the work that the chunk belongs to
 
   // Opaque from phase to phase, so that the many addresses made of these are made anew: kept, they do not fit the registers.
   __device__ __forceinline__ void renew() {
-    asm volatile("" : "+r"(lane), "+r"(warp), "+r"(own), "+r"(chunk), "+r"(parity));
+    asm volatile("" : "+r"(lane), "+r"(warp), "+r"(own), "+r"(chunk), "+r"(slot));
   }
   // Of all tiles; from `small`, so that it is one address less to keep.
   __device__ __forceinline__ uint32_t base() const { return ptx::smem_address(&small) - T::kSmallOffset; }
+  // Of this warpgroup's chunks; made anew where it is needed, like much else: registers.
+  __device__ __forceinline__ uint32_t parity() const { return (chunk >> 1) & 1; }
   __device__ __forceinline__ uint32_t thread() const { return 32 * warp + lane; }
   __device__ __forceinline__ AuxShared& aux() const { return small.aux[own]; }
   __device__ __forceinline__ void sync() const { ptx::named_barrier_sync(kAuxBarrier0 + own, 128); }
@@ -67,9 +74,24 @@ struct AuxRole {
            16 * kDiagonalStride * warp;
   }
   __device__ __forceinline__ uint32_t tile_of(int offset) const { return base() + offset + own * kPanelBytes; }
+  // Without outputs there is one work only.
+  __device__ __forceinline__ const Work& work(int of_slot) const { return small.works[T::kIsForward ? of_slot : 0]; }
+  // Moves on to the work that a chunk belongs to. False: there is none.
+  __device__ __forceinline__ bool seek(int& at, int of_chunk) const {
+    if constexpr (T::kIsForward) {
+#pragma unroll 1
+      while (of_chunk >= work(at).end) {
+        if (work(at).is_last) return false;
+        at = next_work(at);
+      }
+      return true;
+    } else {
+      return of_chunk < work(0).end;
+    }
+  }
   // The gates' inputs lie where the diagonal block does at other times.
-  __device__ __forceinline__ GateMaker<T> gate_maker() const {
-    return {p, small.work, reinterpret_cast<uint32_t*>(diagonal()), lane};
+  __device__ __forceinline__ GateMaker<T> gate_maker(int of_slot) const {
+    return {p, work(of_slot), reinterpret_cast<uint32_t*>(diagonal()), lane};
   }
 
   __device__ __forceinline__ void clear(uint32_t tile) const {
@@ -204,17 +226,19 @@ struct AuxRole {
   }
 
   __device__ __forceinline__ void run() {
-    // The first tile of each only: at its start every CTA wants its state as well.
-    if (warp == 1 && lane == 0 && own < small.work.num_chunks) load_kq<T>(p, small, base(), own);
-    if (warp == 3 && own < small.work.num_chunks) gate_maker().fetch_gates(own);
+    if (seek(slot, own)) {
+      // The first tile of each only: at its start every CTA wants its state as well.
+      if (warp == 1 && lane == 0) load_kq<T>(p, small, work(slot), base(), own);
+      if (warp == 3) gate_maker(slot).fetch_gates(own);
+    }
     clear(tile_of(T::kTOffset));  // above the block diagonal nothing is written below
     clear(tile_of(T::kPOffset));
     ptx::fence_async_proxy();
-    if (warp == 3 && own < small.work.num_chunks) gate_maker().make_gates(own, aux().gate[0], aux().beta[0]);
+    if (warp == 3 && seek(slot, own)) gate_maker(slot).make_gates(own, aux().gate[0], aux().beta[0]);
     sync();
 
 #pragma unroll 1
-    for (; chunk < small.work.num_chunks; chunk += kAuxWgs, parity ^= 1) {
+    for (; seek(slot, chunk); chunk += kAuxWgs) {
       renew();
       const bool l2norm = p.rule.qk_l2norm != 0;
       receive(l2norm);
@@ -223,7 +247,7 @@ struct AuxRole {
       renew();
       wide = ptx::named_barrier_any(kAuxBarrier0 + own, 128, wide);  // also: L and D are there
       // The state warpgroups have left chunk - 2: its T, P, factors, and K and Q, whose slot the next chunk's take.
-      if (chunk >= kAuxWgs) ptx::mbarrier_wait(ptx::smem_address(&small.product_empty[own]), parity ^ 1);
+      if (chunk >= kAuxWgs) ptx::mbarrier_wait(ptx::smem_address(&small.product_empty[own]), parity() ^ 1);
       if (wide) {
         invert_wide(l2norm);
         renew();
@@ -232,14 +256,14 @@ struct AuxRole {
       renew();
       if (!wide) {
         BlockInverse{inverse_of(), diagonal(), lane, warp}.template invert_block_column<Mid>(tile_of(T::kTOffset),
-                                                                                             aux().beta[parity]);
+                                                                                             aux().beta[parity()]);
       }
       ptx::fence_async_proxy();
       __syncwarp();
       renew();
       if (lane == 0) ptx::mbarrier_arrive(ptx::smem_address(&small.product_full[own]));
-      if (warp == 3 && chunk + kAuxWgs < small.work.num_chunks) {
-        gate_maker().make_gates(chunk + kAuxWgs, aux().gate[parity ^ 1], aux().beta[parity ^ 1]);
+      if (int next = slot; warp == 3 && seek(next, chunk + kAuxWgs)) {
+        gate_maker(next).make_gates(chunk + kAuxWgs, aux().gate[parity() ^ 1], aux().beta[parity() ^ 1]);
       }
     }
   }
@@ -251,11 +275,11 @@ struct AuxRole {
   __device__ __forceinline__ void receive(bool l2norm) const {
     ptx::mbarrier_wait(ptx::smem_address(&small.kq_full[chunk % T::kKqStages]),
                        (chunk / T::kKqStages) & 1);  // by the copy engine
-    const bool tail = small.work.has_foreign_rows(p.rule, chunk);
+    const bool tail = chunk + 1 == work(slot).end && work(slot).has_foreign_rows(p.rule, chunk);
     if (tail || l2norm) {
-      if (tail) clear_tail(kq_of(), small.work.tokens_in(chunk));
+      if (tail) clear_tail(kq_of(), work(slot).tokens_in(chunk));
       sync();  // the gates and the cleared rows are there
-      if (l2norm) normalize(kq_of(), aux().gate[parity]);
+      if (l2norm) normalize(kq_of(), aux().gate[parity()]);
       sync();
     }
   }
@@ -272,18 +296,18 @@ struct AuxRole {
     }
     ptx::wgmma_commit();
     sync();  // while it runs: every warp is done with the chunk before; the gates are there
-    TileWeights(aux(), parity, l2norm, lane, warp).write_below(aux().below[warp]);
+    TileWeights(aux(), parity(), l2norm, lane, warp).write_below(aux().below[warp]);
     ptx::wgmma_wait<0>();
     ptx::wgmma_touch(l);
     renew();
-    const TileWeights weights(aux(), parity, l2norm, lane, warp);
-    return make_lower(l, weights, aux().beta[parity], l2norm, BlockInverse{inverse_of(), diagonal(), lane, warp});
+    const TileWeights weights(aux(), parity(), l2norm, lane, warp);
+    return make_lower(l, weights, aux().beta[parity()], l2norm, BlockInverse{inverse_of(), diagonal(), lane, warp});
   }
 
   __device__ __forceinline__ void invert_wide(bool l2norm) const {
-    WideInverse<T>{aux().gate[parity],
-                   aux().beta[parity],
-                   l2norm ? aux().column : aux().gate[parity],
+    WideInverse<T>{aux().gate[parity()],
+                   aux().beta[parity()],
+                   l2norm ? aux().column : aux().gate[parity()],
                    l2norm ? aux().k_norm : nullptr,
                    kq_of(),
                    inverse_of(),
@@ -314,7 +338,7 @@ struct AuxRole {
       ptx::wgmma_wait<0>();
       ptx::wgmma_touch(s);
       renew();
-      const TileWeights weights(aux(), parity, l2norm, lane, warp);
+      const TileWeights weights(aux(), parity(), l2norm, lane, warp);
       store_scores(tile_of(T::kPOffset), s, weights, l2norm);
     } else {
       prepare();
@@ -322,13 +346,22 @@ struct AuxRole {
   }
   __device__ __forceinline__ void prepare() const {
     if (warp == 0) {
-      gate_maker().write_factors(aux().factors, aux().gate[parity], aux().k_norm, aux().q_norm);
+      gate_maker(slot).write_factors(aux().factors, aux().gate[parity()], aux().k_norm, aux().q_norm);
     } else if (warp == 3) {
-      if (chunk + kAuxWgs < small.work.num_chunks) gate_maker().fetch_gates(chunk + kAuxWgs);
-    } else if (warp == 1 && lane == 0) {
+      if (int next = slot; seek(next, chunk + kAuxWgs)) gate_maker(next).fetch_gates(chunk + kAuxWgs);
+    } else if (warp == 2) {
+      if (T::kIsForward && own == 0) {
+        if (small.line.left > 0) refill_works(p, small, chunk, lane);
+        // A work begins within the next two chunks.
+        if (lane == 0 && chunk + kAuxWgs >= work(slot).end && work(slot).is_last == 0) {
+          prefetch_state<T>(p.rule.initial_state, work(next_work(slot)));
+        }
+      }
+    } else if (lane == 0) {
       // Behind a segment's start M takes the place of the third and fourth tile first (SegmentState::load).
-      const bool in_use = T::kIsForward && small.work.segment > 0 && chunk < kAuxWgs;
-      if (!in_use && chunk + kAuxWgs < small.work.num_chunks) load_kq<T>(p, small, base(), chunk + kAuxWgs);
+      const bool in_use = T::kIsForward && work(slot).segment > 0 && chunk < kAuxWgs;
+      int next = slot;
+      if (!in_use && seek(next, chunk + kAuxWgs)) load_kq<T>(p, small, work(next), base(), chunk + kAuxWgs);
     }
     __syncwarp();
   }

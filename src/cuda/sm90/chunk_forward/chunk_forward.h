@@ -12,6 +12,7 @@ namespace gdn::cuda::sm90 {
 const char* refuse_chunk(const RuleProblem& problem);
 void plan_chunk(const RuleProblem& problem, Plan* plan);
 std::vector<PlanOption> chunk_options(const RuleProblem& problem);
+std::vector<ModelValue> chunk_model(const RuleProblem& problem, const Plan& plan);
 Status run_chunk(const RuleProblem& problem, const Plan& plan);
 
 }  // namespace gdn::cuda::sm90

@@ -38,34 +38,58 @@ struct SegmentParams {
 inline constexpr int kTransitionBytes = 2 * 128 * 128;  // of one segment and head
 inline constexpr int kLocalBytes = 4 * 64 * 128;        // of one segment, head and 64 value channels
 
+// What a CTA does one after another: one (sequence or segment, head, value channels) or a part of it. Chunks are numbered over all that
+// a CTA does; everything is uniform over it. In shared memory: registers are short in every role.
+struct Work {
+  int32_t batch, begin, len;      // tokens of the sequence or segment; null sequences: len 0
+  int32_t read_slot, write_slot;  // of initial_state, final_state; -1: none
+  int32_t head, key_head;
+  int32_t v_begin;           // first value channel
+  int32_t origin;            // number of the chunk that begin lies in: below 0 where an earlier part is another CTA's
+  int32_t end;               // number of the chunk behind the last one
+  int32_t first_checkpoint;  // entry of checkpoints
+  int32_t tokens_before;     // of the sequence, in earlier segments; null sequences: rows of o to be cleared
+  int32_t segment, num_segments;  // of the sequence
+  int32_t segment_index;          // over all sequences; in a line: state_offset
+  uint8_t is_last;                // of the CTA
+  uint8_t is_transition;          // makes M
+  uint8_t is_null;
+  uint8_t hand_over;  // bits: kTakesOver, kHandsOver
+
+  __device__ __forceinline__ int tokens_in(int chunk) const {
+    return len == 0 ? 0 : min(len - (chunk - origin) * kChunk, kChunk);
+  }
+  __device__ __forceinline__ int first_token(int chunk) const { return begin + (chunk - origin) * kChunk; }
+  // Without any token a chunk has no tiles, but passes through all roles like others.
+  __device__ __forceinline__ bool has_tiles() const { return len > 0; }
+  // Rows past the sequence's end in the chunk's tiles: past the end of the tensor the copy engine itself fills in zeros.
+  __device__ __forceinline__ bool has_foreign_rows(const RuleParams& rule, int chunk) const {
+    return tokens_in(chunk) < kChunk && (begin + len < rule.T || !has_tiles());
+  }
+};
+inline constexpr uint8_t kTakesOver = 1, kHandsOver = 2;
+inline constexpr int kWorks = 9;  // in shared memory at a time (line.cuh)
+__device__ __forceinline__ int next_work(int slot) { return slot + 1 == kWorks ? 0 : slot + 1; }
+
+// Sequences and heads laid out in a line of chunks and cut into equal shares (line.cuh).
+struct LineParams {
+  int32_t ctas = 0;      // 0: one work per CTA
+  int32_t together = 1;  // divides ctas, and heads times CTAs per head
+  // Memory that may hold anything before. A flag is up when it equals `tag`, which no other memory holds: 64 bits at random, not those
+  // of another launch; it is taken down again, so that a captured launch can be repeated.
+  uint64_t tag;
+  uint64_t* flags;  // [cta, V / 64 of a CTA]: the state it takes over is there
+  Work* works;      // [(sequence, head, value channels) + cta]: those that do not fit the ring at first
+  float4* states;   // [cta, V / 64 of a CTA, K / 8, 128 threads]: what a CTA takes over, as in registers
+};
+
 struct KernelParams {
   CUtensorMap q, k, v, o;  // [batch, token, head, channel], boxes of 64 tokens x 64 channels
   RuleParams rule;
   SegmentParams segments;
+  LineParams line;
   int32_t longest_first;  // packed sequences start in falling order of length: for more CTAs than multiprocessors
   int32_t v_splits;       // CTAs per (sequence or segment, head); before a forward in segments there is one more, for M
-};
-
-// One (sequence or segment, head): everything uniform over the CTA.
-struct Work {
-  SequenceInfo seq;  // tokens of the segment
-  int32_t head, key_head;
-  int32_t v_begin;  // first value channel of this CTA
-  int32_t num_chunks;
-  int64_t first_checkpoint;  // entry of checkpoints
-  int64_t tokens_before;     // of the sequence, in earlier segments
-  int32_t segment;           // of the sequence
-  int32_t num_segments;      // of the sequence
-  int32_t segment_index;     // over all sequences
-  int32_t is_transition;     // this CTA makes M
-
-  __device__ __forceinline__ int tokens_in(int chunk) const {
-    return min(static_cast<int>(seq.len) - chunk * kChunk, kChunk);
-  }
-  // Rows past the sequence's end in the chunk's tiles: past the end of the tensor the copy engine itself fills in zeros.
-  __device__ __forceinline__ bool has_foreign_rows(const RuleParams& rule, int chunk) const {
-    return tokens_in(chunk) < kChunk && seq.begin + seq.len < rule.T;
-  }
 };
 
 // kIsForward: outputs too; otherwise what SegmentParams names, from K and V alone.
@@ -117,9 +141,17 @@ struct AuxShared {
   float below[4][kChunk];                  // per warp: Gamma's column factors left of its diagonal block
 };
 
+// Which of a CTA's works come into the ring next (line.cuh).
+struct LinePosition {
+  int32_t cta;         // share * together + place in the group
+  int32_t slot;        // of the next one
+  int32_t next, left;  // its place in global memory; how many there are
+};
+
 template <class T>
 struct SmallShared {
-  Work work;
+  Work works[kWorks];
+  LinePosition line;
   AuxShared aux[kAuxWgs];
   uint64_t kq_full[T::kKqStages], v_full[T::kStateWgs][2];
   uint64_t product_full[T::kProductStages], product_empty[T::kProductStages];  // empty: the K and Q tiles are free, too

@@ -20,8 +20,8 @@ struct GateMaker {
   int lane;
 
   __device__ __forceinline__ const char* gate_address(const TensorRef& t, int chunk, int e) const {
-    const int64_t token = work.seq.begin + chunk * kChunk + 2 * lane + e;
-    const int64_t index = work.seq.batch * t.stride[0] + token * t.stride[1] + work.head * t.stride[2];
+    const int64_t token = work.first_token(chunk) + 2 * lane + e;
+    const int64_t index = work.batch * t.stride[0] + token * t.stride[1] + work.head * t.stride[2];
     return static_cast<const char*>(t.data) + (t.dtype == GDN_F32 ? 4 : 2) * index;
   }
   __device__ __forceinline__ static float take_element(uint32_t word, const char* address, int32_t dtype) {
@@ -78,18 +78,18 @@ struct GateMaker {
   __device__ __forceinline__ float token_log2_decay(int64_t token) const {
     const TensorRef& g = p.rule.g;
     return log2_decay(
-        load_float(g.data, g.dtype, work.seq.batch * g.stride[0] + token * g.stride[1] + work.head * g.stride[2]));
+        load_float(g.data, g.dtype, work.batch * g.stride[0] + token * g.stride[1] + work.head * g.stride[2]));
   }
   __device__ __forceinline__ float token_beta(int64_t token) const {
     const TensorRef& beta = p.rule.beta;
     if (beta.data == nullptr) return 1.f;
-    return beta_value(load_float(
-        beta.data, beta.dtype, work.seq.batch * beta.stride[0] + token * beta.stride[1] + work.head * beta.stride[2]));
+    return beta_value(load_float(beta.data, beta.dtype,
+                                 work.batch * beta.stride[0] + token * beta.stride[1] + work.head * beta.stride[2]));
   }
 
   // Cumulative log2 decay and beta of a chunk, from the words fetched before.
   __device__ __forceinline__ void make_gates(int chunk, float* gate, float* beta) const {
-    ptx::copy_word_wait();
+    ptx::async_copy_wait();
     const uint2 g_words = *reinterpret_cast<const uint2*>(words + 2 * lane);
     const uint2 beta_words = *reinterpret_cast<const uint2*>(words + kChunk + 2 * lane);
     float d[2], b[2];

@@ -11,6 +11,7 @@
 // Per chunk and head (K = V = 128): 10.5 MFLOP on tensor cores, 48 KB in, 16 KB out.
 #pragma once
 #include "cuda/sm90/chunk_forward/aux_role.cuh"
+#include "cuda/sm90/chunk_forward/line.cuh"
 #include "cuda/sm90/chunk_forward/state_role.cuh"
 
 namespace gdn::cuda::sm90 {
@@ -36,32 +37,41 @@ __device__ __forceinline__ int64_t sorted_sequence(const RuleParams& rule, int64
   return small.sequence;
 }
 
-// Everything of `work` but its place among the segments and checkpoints. n < 0: there is nothing to do.
+// One work per CTA, in the order of the grid: a sequence or segment, a head and its value channels. All threads.
 template <class T>
-__device__ __forceinline__ void fill_work(const KernelParams& p, int64_t n, int32_t rest, int32_t parts, Work* work) {
+__device__ __forceinline__ void take_only_work(const KernelParams& p, SmallShared<T>& small, bool split,
+                                               int32_t* scratch) {
   const RuleParams& rule = p.rule;
-  if (n < 0) {
-    work->num_segments = 0;
+  const int32_t parts = p.v_splits + (T::kIsForward ? 0 : 1);
+  const int64_t per_sequence = static_cast<int64_t>(rule.Hv) * parts;
+  int64_t n = blockIdx.x / per_sequence;
+  if (!split && p.longest_first && rule.cu_seqlens.data != nullptr && rule.N <= kMaxSorted) {
+    n = sorted_sequence<T>(rule, n, scratch, small);
+  }
+  if (threadIdx.x >= 32) return;
+  Work& work = small.works[0];
+  const int32_t segment_index = static_cast<int32_t>(n);
+  int32_t segment = 0, num_segments = 1;
+  if (split) n = find_segment(rule, p.segments.chunks, n, &segment, &num_segments);
+  const int64_t checkpoint = T::kIsForward && rule.checkpoint_every > 0 && n >= 0 ? checkpoint_begin(rule, n) : 0;
+  if (threadIdx.x > 0) return;
+  small.line.left = 0;  // no more works
+  if (n < 0) {          // there is nothing to do
+    work.segment = work.num_segments = 0;
     return;
   }
-  work->head = rest / parts;
-  work->key_head = rule.head_map == GDN_HEADS_TILED ? work->head % rule.Hk : work->head / (rule.Hv / rule.Hk);
-  work->is_transition = rest % parts == p.v_splits;
-  work->v_begin = work->is_transition ? 0 : (rest % parts) * 64 * T::kStateWgs;
-  work->seq = sequence_info(rule, n);
-  take_segment(work);
-  work->num_chunks = static_cast<int32_t>((work->seq.len + kChunk - 1) / kChunk);
-}
-
-template <class T>
-__device__ __forceinline__ void clear_output(const RuleParams& rule, const Work& work) {
-  const TensorRef& o = rule.o;
-  char* base = static_cast<char*>(o.data) + 2 * (work.seq.batch * o.stride[0] + work.seq.begin * o.stride[1] +
-                                                 work.head * o.stride[2] + work.v_begin);
-  constexpr int kPieces = T::kStateWgs * 8;
-  for (int64_t i = threadIdx.x; i < work.seq.len * kPieces; i += T::kThreads) {
-    *reinterpret_cast<uint4*>(base + (i / kPieces) * 2 * o.stride[1] + (i % kPieces) * 16) = make_uint4(0, 0, 0, 0);
-  }
+  take_sequence(rule, n, &work);
+  take_head(p, static_cast<int32_t>(blockIdx.x % per_sequence), parts, T::kStateWgs, &work);
+  work.segment = segment;
+  work.num_segments = num_segments;
+  work.segment_index = segment_index;
+  work.first_checkpoint = static_cast<int32_t>(checkpoint);
+  if (split) take_segment(&work);
+  if (work.is_null) take_no_tokens(&work);
+  work.origin = 0;
+  work.end = (work.len + kChunk - 1) / kChunk;
+  work.is_last = 1;
+  work.hand_over = 0;
 }
 
 template <class T>
@@ -85,31 +95,15 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
     for (const CUtensorMap* map : {&p.q, &p.k, &p.v, &p.o}) ptx::tma_prefetch_descriptor(map);
   }
 
-  // Kept in shared memory: registers are short in every role.
-  Work& work = small.work;
-  float* scratch = reinterpret_cast<float*>(aligned + T::kHOffset);  // not a target of the copy engine
+  int32_t* scratch = reinterpret_cast<int32_t*>(aligned + T::kHOffset);  // not a target of the copy engine
   const bool split = T::kKeyDim == 128 && (!T::kIsForward || p.segments.chunks > 0);
-  const int32_t parts = p.v_splits + (T::kIsForward ? 0 : 1);
-  const int64_t per_sequence = static_cast<int64_t>(rule.Hv) * parts;
-  int64_t n = blockIdx.x / per_sequence;
-  if (!split && p.longest_first && rule.cu_seqlens.data != nullptr && rule.N <= kMaxSorted) {
-    n = sorted_sequence<T>(rule, n, reinterpret_cast<int32_t*>(scratch), small);
-  }
-  if (threadIdx.x < 32) {
-    const int32_t segment_index = static_cast<int32_t>(n);
-    if (split) n = find_segment(rule, p.segments.chunks, n, &work);
-    const int64_t checkpoint = T::kIsForward && rule.checkpoint_every > 0 && n >= 0 ? checkpoint_begin(rule, n) : 0;
-    if (threadIdx.x == 0) {
-      if (!split) {
-        work.segment = 0;
-        work.num_segments = 1;
-      }
-      work.segment_index = segment_index;
-      work.first_checkpoint = checkpoint;
-      fill_work<T>(p, n, static_cast<int32_t>(blockIdx.x % per_sequence), parts, &work);
-    }
+  if (T::kIsForward && p.line.ctas > 0) {
+    if (!start_line<T>(p, small, scratch)) return;
+  } else {
+    take_only_work<T>(p, small, split, scratch);
   }
   __syncthreads();
+  Work& work = small.works[0];
   if constexpr (!T::kIsForward) {
     if (threadIdx.x == 0 && work.num_segments > 1 && work.segment == 0 && work.v_begin == 0) {
       for (int i = 0; i < rule.V / 64; ++i) {
@@ -117,33 +111,19 @@ __global__ void __launch_bounds__(T::kThreads, 1) chunk_forward_kernel(const __g
             p.segments.started + (static_cast<int64_t>(work.segment_index) * rule.Hv + work.head) * (rule.V / 64) + i,
             0);
       }
+      __threadfence();  // before the forward launch can see anything of this one
     }
     __syncthreads();
     // The forward launch may take the multiprocessors that this one leaves; it waits for the results itself.
     ptx::allow_next_launch();
-  }
-  if (work.num_segments == 0) return;
-  if (work.seq.is_null) {
-    if constexpr (T::kIsForward) clear_output<T>(rule, work);
-    return;
-  }
-  if constexpr (!T::kIsForward) {
-    if (work.segment + 1 == work.num_segments || (work.is_transition && work.segment == 0)) return;
-    const int window = find_window<T>(p, work, scratch);
-    if (window > 0 && work.is_transition) return;
-    __syncthreads();  // every thread has read what changes now
-    if (threadIdx.x == 0) {
-      if (work.v_begin == 0 && !work.is_transition) {
-        p.segments.window[static_cast<int64_t>(work.segment_index) * rule.Hv + work.head] = window;
-      }
-      if (window > 0) {
-        work.seq.begin += static_cast<int64_t>(work.num_chunks - window) * kChunk;
-        work.seq.len = static_cast<int64_t>(window) * kChunk;
-        work.seq.read_slot = -1;
-        work.num_chunks = window;
-      }
+    if (work.num_segments == 0 || work.is_null) return;
+    if (!take_window<T>(p, small, reinterpret_cast<float*>(scratch))) return;
+  } else {
+    if (work.num_segments == 0) return;
+    if (work.is_null && p.line.ctas == 0) {
+      clear_output<T>(rule, work, threadIdx.x, T::kThreads);
+      return;
     }
-    __syncthreads();
   }
   const int warpgroup = threadIdx.x >> 7;
   if (warpgroup < T::kStateWgs) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <climits>
+#include <random>
 #include <string>
 
 #include "cuda/common/launch.h"
@@ -23,6 +24,7 @@ Workload workload_of(const RuleProblem& p) {
   w.tokens = p.cu_seqlens.present() ? p.T : p.T * p.B;
   w.longest = p.N <= 1 ? w.tokens : p.max_seqlen;
   w.heads = static_cast<int32_t>(p.Hv);
+  w.key_heads = static_cast<int32_t>(p.Hk);
   w.value_dim = static_cast<int32_t>(p.V);
   w.sms = std::max(1, device_info(p.device_id).sms);
   return w;
@@ -56,6 +58,30 @@ struct WorkspaceLayout {
   }
 };
 
+// What the wrap-around schedule keeps there.
+struct LineLayout {
+  int64_t states = 0, flags, works, bytes;
+  LineLayout(const RuleProblem& p, const Plan& plan) {
+    const int64_t panels = plan.shares * (plan.panel_v / 64);
+    flags = panels * kLocalBytes * p.K / 128;
+    works = flags + (panels * 8 + 15) / 16 * 16;
+    bytes = works + (plan.work_items + plan.shares) * static_cast<int64_t>(sizeof(Work));
+  }
+};
+
+// Marks flags of one launch: no memory holds it by chance, and no two launches of this process have the same.
+uint64_t new_tag() {
+  static const uint64_t seed = [] {
+    std::random_device random;
+    return static_cast<uint64_t>(random()) << 32 | random();
+  }();
+  static std::atomic<uint64_t> count{0};
+  uint64_t z = seed + count.fetch_add(1, std::memory_order_relaxed) * 0x9E3779B97F4A7C15ull;  // SplitMix64
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+
 const char* refuse_io(const RuleProblem& p) {
   const View* const tensors[] = {&p.q, &p.k, &p.v, &p.o};
   if (p.q.dtype != GDN_BF16 && p.q.dtype != GDN_F16) return "takes bf16 or fp16 q, k, v and o";
@@ -64,6 +90,10 @@ const char* refuse_io(const RuleProblem& p) {
     if (const char* reason = refuse_tensor_map(t->data, t->stride, t->shape)) return reason;
   }
   return nullptr;
+}
+
+bool starts_longest_first(int64_t sequences, int64_t ctas, int32_t sms) {
+  return sequences > 1 && ctas > std::max(1, sms);
 }
 
 template <class T>
@@ -101,8 +131,8 @@ cudaError_t launch_all(KernelParams& params, int64_t segments, int32_t wgs, int3
     if (error != cudaSuccess) return error;
   }
   params.v_splits = rule.V / (64 * wgs);
-  const int64_t ctas = pairs * params.v_splits;
-  params.longest_first = rule.N > 1 && ctas > std::max(1, device_info(device_id).sms) ? 1 : 0;
+  const int64_t ctas = params.line.ctas > 0 ? params.line.ctas : pairs * params.v_splits;
+  params.longest_first = starts_longest_first(rule.N, ctas, device_info(device_id).sms) ? 1 : 0;
   if (rule.K == 128) {
     return wgs == 2 ? launch<Traits<Element, 128, 2>>(params, ctas, device_id, stream)
                     : launch<Traits<Element, 128, 1>>(params, ctas, device_id, stream);
@@ -131,9 +161,10 @@ void plan_chunk(const RuleProblem& p, Plan* plan) {
   const bool may_split = can_split(p) && p.split != GDN_SPLIT_OFF;
   Schedule schedule = best_schedule(work, may_split && p.split_tokens == 0);
   if (may_split && p.split_tokens > 0) {
-    schedule.segment_chunks = p.split_tokens / kChunk;
-    const auto micros = [&](int32_t wgs) { return predict_micros(work, wgs, schedule.segment_chunks, 0.25); };
-    schedule.state_warpgroups = micros(1) < micros(2) ? 1 : 2;
+    const double usual = cost_model(2).usual_exact_share;
+    Schedule one{.state_warpgroups = 1, .segment_chunks = p.split_tokens / kChunk}, two = one;
+    two.state_warpgroups = 2;
+    schedule = predict_micros(work, one, usual) < predict_micros(work, two, usual) ? one : two;
   }
   if (segment_bound(work, schedule.segment_chunks) > INT_MAX / (p.Hv * (p.V / 64 + 1))) schedule.segment_chunks = 0;
   const int64_t segments = segment_bound(work, schedule.segment_chunks);
@@ -145,15 +176,46 @@ void plan_chunk(const RuleProblem& p, Plan* plan) {
   plan->split_note = schedule.segment_chunks > 0 ? "predicted to be faster than whole sequences"
                      : !can_split(p)             ? "off: chunk_sm90 splits K = 128 and V a multiple of 128 only"
                                                  : "off: whole sequences are predicted to be faster";
-  plan->scratch_bytes = schedule.segment_chunks > 0 ? WorkspaceLayout(p, segments).bytes : 0;
+  plan->shares = schedule.segment_chunks > 0 ? 0 : schedule.line_ctas;
+  plan->together = schedule.together;
+  plan->scratch_bytes = schedule.segment_chunks > 0 ? WorkspaceLayout(p, segments).bytes
+                        : plan->shares > 0          ? LineLayout(p, *plan).bytes
+                                                    : 0;
 }
 
 std::vector<PlanOption> chunk_options(const RuleProblem& p) {
   std::vector<PlanOption> options;
   for (const Schedule& s : rank_schedules(workload_of(p), can_split(p) && p.split != GDN_SPLIT_OFF)) {
-    options.push_back({64 * s.state_warpgroups, s.segment_chunks * kChunk, s.micros});
+    options.push_back({64 * s.state_warpgroups, s.segment_chunks * kChunk, s.line_ctas, s.micros});
   }
   return options;
+}
+
+std::vector<ModelValue> chunk_model(const RuleProblem& p, const Plan& plan) {
+  const Workload work = workload_of(p);
+  const int32_t wgs = static_cast<int32_t>(plan.panel_v / 64);
+  const CostModel cost = cost_model(wgs);
+  const double exact = p.split_exact || !p.g.present() ? 1 : cost.usual_exact_share;
+  const bool sorted = p.cu_seqlens.present() && starts_longest_first(p.N, plan.work_items, work.sms) &&
+                      plan.split_tokens == 0 && plan.shares == 0 && p.N <= kMaxSorted;
+  Schedule schedule{.state_warpgroups = wgs, .segment_chunks = plan.split_tokens / kChunk};
+  schedule.line_ctas = static_cast<int32_t>(plan.shares);
+  schedule.together = static_cast<int32_t>(plan.together);
+  return {{"sms", static_cast<double>(work.sms)},
+          {"longest_first", sorted ? 1.0 : 0.0},
+          {"chunk_us", cost.chunk},
+          {"local_chunk_us", cost.local_chunk},
+          {"start_us", cost.start},
+          {"restart_us", cost.restart},
+          {"line_chunk_us", cost.line_chunk},
+          {"line_work_chunks", cost.line_work_chunks},
+          {"fold_us", cost.fold},
+          {"window_us", cost.window},
+          {"no_transition_us", cost.no_transition},
+          {"split_us", cost.split},
+          {"rounds_penalty", cost.rounds_penalty},
+          {"exact_share", exact},
+          {"predicted_us", predict_micros(work, schedule, exact)}};
 }
 
 Status run_chunk(const RuleProblem& p, const Plan& plan) {
@@ -187,6 +249,16 @@ Status run_chunk(const RuleProblem& p, const Plan& plan) {
     params.segments.local = reinterpret_cast<float4*>(memory + layout.local);
     params.segments.window = reinterpret_cast<int32_t*>(memory + layout.window);
     params.segments.started = reinterpret_cast<int32_t*>(memory + layout.started);
+  }
+  if (plan.shares > 0) {
+    const LineLayout layout(p, plan);
+    uint8_t* memory = static_cast<uint8_t*>(workspace.data());
+    params.line.ctas = static_cast<int32_t>(plan.shares);
+    params.line.together = static_cast<int32_t>(plan.together);
+    params.line.tag = new_tag();
+    params.line.states = reinterpret_cast<float4*>(memory);
+    params.line.flags = reinterpret_cast<uint64_t*>(memory + layout.flags);
+    params.line.works = reinterpret_cast<Work*>(memory + layout.works);
   }
   const cudaError_t error = p.q.dtype == GDN_BF16
                                 ? launch_all<__nv_bfloat16>(params, segments, wgs, p.device_id, stream)

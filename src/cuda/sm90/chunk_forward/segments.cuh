@@ -19,14 +19,14 @@ __device__ __forceinline__ int64_t segments_of(const RuleParams& rule, int32_t c
   return seq.len > span ? (seq.len + span - 1) / span : 1;
 }
 
-// Sequence and segment number `index`: work.segment, num_segments; returns the sequence, or -1 past the last. By one warp.
+// Sequence and segment number `index`; returns the sequence, or -1 past the last. By one warp.
 __device__ __forceinline__ int64_t find_segment(const RuleParams& rule, int32_t chunks_per_segment, int64_t index,
-                                                Work* work) {
+                                                int32_t* segment, int32_t* num_segments) {
   const int lane = threadIdx.x & 31;
   if (rule.cu_seqlens.data == nullptr) {  // all alike
     const int64_t count = segments_of(rule, chunks_per_segment, 0);
-    work->num_segments = static_cast<int32_t>(count);
-    work->segment = static_cast<int32_t>(index % count);
+    *num_segments = static_cast<int32_t>(count);
+    *segment = static_cast<int32_t>(index % count);
     return index / count < rule.N ? index / count : -1;
   }
   for (int64_t first = 0; first < rule.N; first += 32) {
@@ -40,8 +40,8 @@ __device__ __forceinline__ int64_t find_segment(const RuleParams& rule, int32_t 
     const uint32_t after = __ballot_sync(0xffffffffu, index < until);
     if (after != 0) {
       const int owner = __ffs(after) - 1;
-      work->num_segments = static_cast<int32_t>(__shfl_sync(0xffffffffu, count, owner));
-      work->segment = static_cast<int32_t>(index - __shfl_sync(0xffffffffu, until - count, owner));
+      *num_segments = static_cast<int32_t>(__shfl_sync(0xffffffffu, count, owner));
+      *segment = static_cast<int32_t>(index - __shfl_sync(0xffffffffu, until - count, owner));
       return first + owner;
     }
     index -= __shfl_sync(0xffffffffu, until, 31);
@@ -49,15 +49,15 @@ __device__ __forceinline__ int64_t find_segment(const RuleParams& rule, int32_t 
   return -1;
 }
 
-// Cuts work.seq down to its segment.
+// Cuts the sequence down to its segment.
 __device__ __forceinline__ void take_segment(Work* work) {
-  const int64_t chunks = (work->seq.len + kChunk - 1) / kChunk,
+  const int32_t chunks = (work->len + kChunk - 1) / kChunk,
                 each = (chunks + work->num_segments - 1) / work->num_segments;
   work->tokens_before = each * kChunk * work->segment;
-  work->seq.begin += work->tokens_before;
-  work->seq.len = min(work->seq.len - work->tokens_before, each * kChunk);
-  if (work->segment > 0) work->seq.read_slot = -1;
-  if (work->segment + 1 < work->num_segments) work->seq.write_slot = -1;
+  work->begin += work->tokens_before;
+  work->len = min(work->len - work->tokens_before, each * kChunk);
+  if (work->segment > 0) work->read_slot = -1;
+  if (work->segment + 1 < work->num_segments) work->write_slot = -1;
 }
 
 // The fewest last chunks of the segment over which the gates decay by the threshold, or 0: there are none, or a key is so
@@ -70,14 +70,14 @@ __device__ __forceinline__ int find_window(const KernelParams& p, const Work& wo
   constexpr int kBlock = 32;  // chunks at a time
   float before = 0.f;
   int window = 0;
-  for (int end = work.num_chunks; end > 0 && window == 0; end -= kBlock) {
-    const int64_t last = work.seq.begin + static_cast<int64_t>(end) * kChunk;  // tokens are taken backwards
+  for (int end = work.end; end > 0 && window == 0; end -= kBlock) {
+    const int64_t last = work.begin + static_cast<int64_t>(end) * kChunk;  // tokens are taken backwards
 #pragma unroll
     for (int i = 0; i < kBlock * kChunk / T::kThreads; ++i) {
       const int back = i * T::kThreads + thread;
       const int64_t token = last - 1 - back;
       float decay = 0.f;
-      if (token >= work.seq.begin) decay = maker.token_log2_decay(token);
+      if (token >= work.begin) decay = maker.token_log2_decay(token);
 #pragma unroll
       for (int offset = 16; offset > 0; offset /= 2) decay += __shfl_xor_sync(0xffffffffu, decay, offset);
       if (lane == 0) sums[back / 32] = decay;
@@ -90,7 +90,7 @@ __device__ __forceinline__ int find_window(const KernelParams& p, const Work& wo
       if (lane >= offset) sum += other;
     }
     const uint32_t enough = __ballot_sync(0xffffffffu, lane < end && before + sum <= -p.segments.threshold);
-    if (enough != 0) window = work.num_chunks - end + __ffs(enough);
+    if (enough != 0) window = work.end - end + __ffs(enough);
     before += __shfl_sync(0xffffffffu, sum, 31);
     __syncthreads();
   }
@@ -99,15 +99,15 @@ __device__ __forceinline__ int find_window(const KernelParams& p, const Work& wo
   // Eight lanes per key.
   const RuleParams& rule = p.rule;
   bool grows = false;
-  const int64_t first = work.seq.begin + static_cast<int64_t>(work.num_chunks - window) * kChunk;
+  const int64_t first = work.begin + static_cast<int64_t>(work.end - window) * kChunk;
 #pragma unroll 4
   for (int row = thread / 8; row < window * kChunk; row += T::kThreads / 8) {
     const int64_t token = first + row;
     float square = 1.f;
     if (!rule.qk_l2norm) {
       const char* k = static_cast<const char*>(rule.k.data) +
-                      2 * (work.seq.batch * rule.k.stride[0] + token * rule.k.stride[1] +
-                           work.key_head * rule.k.stride[2] + (thread & 7) * (T::kKeyDim / 8));
+                      2 * (work.batch * rule.k.stride[0] + token * rule.k.stride[1] + work.key_head * rule.k.stride[2] +
+                           (thread & 7) * (T::kKeyDim / 8));
       square = 0.f;
 #pragma unroll
       for (int i = 0; i < T::kHalves; ++i) {
@@ -127,6 +127,29 @@ __device__ __forceinline__ int find_window(const KernelParams& p, const Work& wo
   return __syncthreads_or(grows) ? 0 : window;
 }
 
+// Without outputs: whether there is anything to make, and only of the window where there is one. All threads.
+template <class T>
+__device__ __forceinline__ bool take_window(const KernelParams& p, SmallShared<T>& small, float* scratch) {
+  Work& work = small.works[0];
+  if (work.segment + 1 >= work.num_segments || (work.is_transition && work.segment == 0)) return false;
+  const int window = find_window<T>(p, work, scratch);
+  if (window > 0 && work.is_transition) return false;
+  __syncthreads();  // every thread has read what changes now
+  if (threadIdx.x == 0) {
+    if (work.v_begin == 0 && !work.is_transition) {
+      p.segments.window[static_cast<int64_t>(work.segment_index) * p.rule.Hv + work.head] = window;
+    }
+    if (window > 0) {
+      work.begin += (work.end - window) * kChunk;
+      work.len = window * kChunk;
+      work.read_slot = -1;
+      work.end = window;
+    }
+  }
+  __syncthreads();
+  return true;
+}
+
 // State warpgroups, forward: X at the start of a segment, from what the launch before left.
 template <class T>
 struct SegmentState {
@@ -138,11 +161,11 @@ struct SegmentState {
   int wg;
 
   __device__ __forceinline__ int64_t entry(int back) const {
-    return static_cast<int64_t>(small.work.segment_index - back) * p.rule.Hv + small.work.head;
+    return static_cast<int64_t>(small.works[0].segment_index - back) * p.rule.Hv + small.works[0].head;
   }
   __device__ __forceinline__ float4* local(int back) const {
     return p.segments.local +
-           (entry(back) * (p.rule.V / 64) + small.work.v_begin / 64 + wg) * (kLocalBytes / sizeof(float4)) +
+           (entry(back) * (p.rule.V / 64) + small.works[0].v_begin / 64 + wg) * (kLocalBytes / sizeof(float4)) +
            (threadIdx.x & 127);
   }
   __device__ __forceinline__ void load_local(int back, float (&x)[kRegisters]) const {
@@ -159,7 +182,7 @@ struct SegmentState {
 
   // How many transitions lie between this segment's start and the nearest state known before it. By each warp for itself.
   __device__ __forceinline__ int count_folds() const {
-    const int lane = threadIdx.x & 31, segment = small.work.segment;
+    const int lane = threadIdx.x & 31, segment = small.works[0].segment;
     for (int first = 1; first < segment; first += 32) {
       const int back = first + lane;  // the end of the sequence's first segment is always known
       const bool known = back >= segment || p.segments.window[entry(back)] != 0;
@@ -235,14 +258,14 @@ struct SegmentState {
       if (threadIdx.x == 0 && done + 2 < folds) fetch_transition(folds - done - 2, done & 1);
     }
     if (threadIdx.x == 0) {  // M was, or could have been, where these tiles belong
-      for (int i = 2; i < T::kKqStages && i < small.work.num_chunks; ++i) load_kq(p, small, smem, i);
+      for (int i = 2; i < T::kKqStages && i < small.works[0].end; ++i) load_kq(p, small, small.works[0], smem, i);
     }
   }
 
   // The final state may be the initial one in place: the last segment stores it when the first one has read it. Never a
   // deadlock: the first segment's CTA comes earlier in the grid.
   __device__ __forceinline__ int32_t* started() const {
-    return p.segments.started + entry(small.work.segment) * (p.rule.V / 64) + small.work.v_begin / 64 + wg;
+    return p.segments.started + entry(small.works[0].segment) * (p.rule.V / 64) + small.works[0].v_begin / 64 + wg;
   }
   __device__ __forceinline__ void announce_start() const {
     ptx::named_barrier_sync(kStateBarrier0 + wg, 128);
