@@ -65,6 +65,8 @@ def test_graph_decode(family: str) -> None:
     import transformers
 
     model, steps = hf.enable(build(family).cuda()), 6
+    if family != "qwen3_5":
+        model.set_experts_implementation("batched_mm")  # PyTorch's grouped product of fp32 reads its offsets back
     step = hf.graph_decode(model)
     for count, batch in ((20, 1), (33, 1), (12, 3)):
         prompt = byte_tokens(count, batch, seed=count).cuda()
