@@ -8,8 +8,8 @@ Random bf16 weights made on the device from a configuration (nothing is download
 a process of its own: time to the first token (median of forward passes with a fresh cache, logits of the last token),
 greedy decode in ms per token (median, the host waits for every token), peak memory beyond the weights. `graph` is
 libgdn with a StaticCache and gdn.hf.graph_decode for the decode steps. --check compares libgdn with PyTorch's path:
-greedy tokens of a shallow fp32 model, bf16 logits of it against fp32. --profile lists kernels and, for a decode step,
-where the host's time goes.
+greedy tokens of a shallow fp32 model, bf16 logits of it against fp32. libgdn+merged+graph runs them in one process
+(merged: enable with merge_projections). --profile lists kernels and, for a decode step, where the host's time goes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import torch
 from gpu_common import git_commit, today
 
 HEADER = "metric,tokens,path,value,unit,min,max,versions,machine,commit,date".split(",")
+LIBGDN = ("libgdn", "merged", "graph")
 ROPE = {
     "rope_type": "default",
     "rope_theta": 1e7,
@@ -124,10 +125,11 @@ def enable(model: Any, path: str) -> str:
     import transformers
 
     versions = f"torch {torch.__version__} transformers {transformers.__version__}"
-    if path in ("libgdn", "graph"):
+    if path in LIBGDN:
         import gdn
 
-        gdn.hf.enable(model)
+        gdn.hf.disable(model)
+        gdn.hf.enable(model, merge_projections=path == "merged")
         return f"libgdn {gdn.__version__} {versions}"
     if path == "fla":
         import fla
@@ -141,9 +143,8 @@ def enable(model: Any, path: str) -> str:
     return versions
 
 
-def measure(args: argparse.Namespace, path: str) -> list[dict[str, Any]]:
+def measure(args: argparse.Namespace, path: str, model: Any) -> list[dict[str, Any]]:
     vocab = args.vocab
-    model = build(args.layers, torch.bfloat16, vocab)
     versions = enable(model, path)
     weights = torch.cuda.memory_allocated()
     rows: list[dict[str, Any]] = []
@@ -318,7 +319,10 @@ def main() -> int:
         if args.child == "check":
             return check()
         if args.child == "measure":
-            print(json.dumps(measure(args, args.paths)))
+            model, rows = build(args.layers, torch.bfloat16, args.vocab), []
+            for path in args.paths.split("+"):
+                rows += measure(args, path, model)
+            print(json.dumps(rows))
             return 0
     failed = subprocess.call([sys.executable, __file__, "--child", "check"]) if args.check else 0
     rows: list[dict[str, Any]] = []

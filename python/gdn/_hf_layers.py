@@ -57,6 +57,20 @@ def linear(module: nn.Module, x: Tensor) -> Tensor:
     return module(x)
 
 
+GDN_PROJECTIONS = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+MLP_PROJECTIONS = ("gate_proj", "up_proj")
+
+
+def projections(layer: Any, names: tuple[str, ...], x: Tensor) -> Any:
+    if layer.merged is not None:
+        parts = layer.merged.split_linear(layer.module, x)
+        if parts is not None:
+            return parts
+    modules = layer.module._modules
+    return [linear(modules[name], x) for name in names]
+
+
 # ---- norms around the residual
 
 
@@ -148,10 +162,8 @@ def gdn_forward(layer: Any, x: Tensor, cache: Any, attention_mask: Tensor | None
         x = layer.namespace["apply_mask_to_padding_states"](x, attention_mask)
     batch, tokens, _ = x.shape
     key_heads, key_dim, value_dim = module.num_k_heads, module.head_k_dim, module.head_v_dim
-    mixed = linear(modules["in_proj_qkv"], x).transpose(1, 2)
-    z = linear(modules["in_proj_z"], x).view(batch, tokens, -1, value_dim)
-    b = linear(modules["in_proj_b"], x)
-    a = linear(modules["in_proj_a"], x)
+    mixed, z, b, a = projections(layer, GDN_PROJECTIONS, x)
+    mixed, z = mixed.transpose(1, 2), z.view(batch, tokens, -1, value_dim)
 
     weight, bias = conv._parameters["weight"].squeeze(1), conv._parameters["bias"]
     counts = layer.state.counts
@@ -226,10 +238,9 @@ def attention_forward(
         return NotImplemented
     batch, tokens, _ = x.shape
     dim = module.head_dim
-    heads = linear(modules["q_proj"], x).view(batch, tokens, -1, 2 * dim)
-    q, gate = heads.split(dim, 3)
-    k = linear(modules["k_proj"], x).view(batch, tokens, -1, dim)
-    v = linear(modules["v_proj"], x).view(batch, tokens, -1, dim).transpose(1, 2)
+    heads, k, v = projections(layer, ATTENTION_PROJECTIONS, x)
+    q, gate = heads.view(batch, tokens, -1, 2 * dim).split(dim, 3)
+    k, v = k.view(batch, tokens, -1, dim), v.view(batch, tokens, -1, dim).transpose(1, 2)
     cos, sin = position_embeddings
     layer.state.counts["qk_rmsnorm_rope"] += 1
     q, k, _ = ops._qk_rmsnorm_rope(
@@ -262,9 +273,9 @@ def mlp_forward(layer: Any, x: Tensor) -> Any:
     modules = layer.module._modules
     if not untouched(modules["act_fn"]):
         return NotImplemented
-    gate, up = linear(modules["gate_proj"], x), linear(modules["up_proj"], x)
-    if up.dim() > 4:
+    if x.dim() > 4:
         return NotImplemented
+    gate, up = projections(layer, MLP_PROJECTIONS, x)
     layer.state.counts["glu"] += 1
     return linear(modules["down_proj"], ops._glu(up, gate, _SILU))
 

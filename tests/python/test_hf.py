@@ -229,6 +229,43 @@ def test_inference_mode_and_hidden_states() -> None:
         assert relative(model(tokens).logits, want.logits) <= 1e-5
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_projections(family) -> None:
+    """Same results, same parameters and state dict; weights that were changed, moved or hooked count."""
+    model, tokens = build(family), byte_tokens(40)
+    want = model.generate(tokens, max_new_tokens=8, do_sample=False)
+    logits, before = model(tokens).logits, {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    hf.enable(model, merge_projections=True)
+    attention = model.model.layers[3].self_attn
+    assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
+    assert relative(model(tokens).logits, logits) <= 1e-5
+    assert torch.equal(model.generate(tokens, max_new_tokens=8, do_sample=False), want)
+    after = model.state_dict()
+    assert list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+
+    twin = copy.deepcopy(model)
+    for changed in (model, twin):
+        changed.model.layers[3].self_attn.k_proj.weight.mul_(1.5)  # in place: of the merged weights, too
+        mlp = getattr(changed.model.layers[1].mlp, "shared_expert", changed.model.layers[1].mlp)
+        mlp.up_proj = torch.nn.Linear(96, mlp.up_proj.out_features, bias=False)  # not of the merged weights
+        mlp.up_proj.weight.fill_(0.01)
+        calls = []
+        changed.model.layers[3].self_attn.v_proj.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        ours = changed(tokens).logits
+        assert calls == [1]
+    assert torch.equal(twin(tokens).logits, ours)
+    hf.disable(model)
+    assert relative(model(tokens).logits, ours) <= 1e-5 and not torch.equal(ours, logits)
+    storage = attention.q_proj.weight.untyped_storage()
+    assert storage.nbytes() == attention.q_proj.weight.numel() * 4
+    model.double().float()
+    assert relative(hf.enable(model, merge_projections=True)(tokens).logits, ours) <= 1e-5
+    model.double().float()  # memory of its own again for every weight
+    assert relative(model(tokens).logits, ours) <= 1e-5
+
+
 def test_copied_model_uses_its_own_weights() -> None:
     model, tokens = build("qwen3_5"), byte_tokens(9)
     hf.enable(model)
