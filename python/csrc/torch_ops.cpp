@@ -434,8 +434,7 @@ STABLE_TORCH_LIBRARY(gdn, m) {
   m.def(
       "rmsnorm_gated(Tensor x, Tensor? z, Tensor? weight, float eps, int activation, bool gate_first, "
       "bool zero_centered, bool round_before_weight) -> Tensor");
-  m.def(
-      "add_rmsnorm(Tensor x, Tensor residual, Tensor? weight, float eps, bool zero_centered) -> (Tensor, Tensor)");
+  m.def("add_rmsnorm(Tensor x, Tensor residual, Tensor? weight, float eps, bool zero_centered) -> (Tensor, Tensor)");
   m.def("glu(Tensor x, Tensor z, int activation) -> Tensor");
   m.def(
       "qk_rmsnorm_rope(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor? cos, Tensor? sin, "

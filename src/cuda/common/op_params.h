@@ -48,7 +48,7 @@ struct GateParams {
 };
 
 struct NormParams {
-  TensorRef x, z, weight, out;      // x, z, out: strides of (i0, i1, i2, column)
+  TensorRef x, z, weight, out;       // x, z, out: strides of (i0, i1, i2, column)
   TensorRef residual, residual_out;  // as x
   RowMap rows;
   int64_t D = 0;

@@ -96,8 +96,7 @@ Status run_glu(const NormProblem& problem) {
   p.z = tensor_ref(problem.z);
   p.out = tensor_ref(problem.out);
   p.sigmoid = problem.activation == GDN_ACT_SIGMOID;
-  return launch_on(problem, "glu",
-                   [&](cudaStream_t stream) { return launch_glu(p, problem.D, problem.rows, stream); });
+  return launch_on(problem, "glu", [&](cudaStream_t stream) { return launch_glu(p, problem.D, problem.rows, stream); });
 }
 
 }  // namespace gdn::cuda
