@@ -466,6 +466,7 @@ TEST(ValidateOps, EmptyWorkReturns) {
   EXPECT_EQ(gate.run(), GDN_OK) << gdn_last_error();
   NormCase norm;
   for (Slot* s : {&norm.x, &norm.z, &norm.out}) s->tensor.shape[0] = 0;
+  norm.residual.tensor.shape[0] = norm.residual_out.tensor.shape[0] = 0;
   EXPECT_EQ(norm.run(), GDN_OK) << gdn_last_error();
   RopeCase rope;
   for (Slot* s : {&rope.q, &rope.k, &rope.q_out, &rope.k_out, &rope.gate_out, &rope.cos, &rope.sin}) {
