@@ -269,6 +269,7 @@ void launch(const Problem& P, int splits, cudaStream_t s = 0) {
       CHECK(cudaMemset(memory, 0xff, need));
       held = need;
     }
+    kp.segments.counters = nullptr;
     kp.segments.exact = segment_exact;
     kp.segments.threshold = 10 * 1.4426950408889634f;
     kp.segments.transition = (uint8_t*)memory;

@@ -141,6 +141,13 @@ std::string cuda_devices_json() {
     device.number("sms", info.sms).number("clock_khz", info.clock_khz).number("memory_bytes", info.memory_bytes);
     device.number("l2_bytes", info.l2_bytes).number("smem_per_block", info.smem_per_block);
     device.boolean("usable", info.has_code).text("bad_metadata", cuda::error_flags_text(cuda::error_flags(id)));
+    if (cuda::counts_splits()) {
+      const cuda::SplitCounters counters = cuda::split_counters(id);
+      Json split = Json::object();
+      split.number("windows", counters.windows).number("window_chunks", counters.window_chunks);
+      split.number("exact", counters.exact).number("transitions", counters.transitions);
+      device.raw("split_counters", split.str());
+    }
     devices.raw(nullptr, device.str());
   }
   return devices.str();

@@ -6,6 +6,7 @@
 #include "cpu/rule.h"
 #include "cuda/cuda.h"
 #if defined(GDN_HAVE_CUDA_SM90)
+#include "cuda/sm80/chunk_forward/chunk_forward.h"
 #include "cuda/sm90/chunk_forward/chunk_forward.h"
 #endif
 
@@ -88,6 +89,13 @@ void add_cuda(std::vector<Implementation>* list) {
 #if defined(GDN_HAVE_CUDA)
   const auto refuses = [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::refuse_simt(p); };
   list->push_back({"chunk_simt", kChunk, GDN_CUDA, "simt", refuses, cuda::plan_simt, cuda::run_simt});
+#if defined(GDN_HAVE_CUDA_SM80)
+  // Behind the kernel that takes everything, so by name only: it has not been timed beside it.
+  list->push_back(
+      {"chunk_sm80", kChunk, GDN_CUDA, "sm80",
+       [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::sm80::refuse_chunk(p); },
+       cuda::sm80::plan_chunk, cuda::sm80::run_chunk});
+#endif
   list->push_back({"recurrent_decode", kRecurrent, GDN_CUDA, "simt",
                    [](const RuleProblem& p) { return has_f64(p) ? "takes no F64 tensors" : cuda::refuse_decode(p); },
                    cuda::plan_decode, cuda::run_decode, "if the states are 16-byte aligned"});

@@ -21,6 +21,14 @@ struct DeviceInfo {
   bool has_code = false;       // this build's kernels run on it
 };
 
+// What split calls did on a device since the process began, for every segment but a sequence's last, and head; modulo 2^32.
+struct SplitCounters {
+  uint32_t windows = 0;        // whose end was made from its last chunks alone,
+  uint32_t window_chunks = 0;  // so many in all
+  uint32_t exact = 0;          // whose end was made in full
+  uint32_t transitions = 0;    // that were made
+};
+
 #if defined(GDN_HAVE_CUDA)
 
 // GPUs that this process can use; 0 without a driver (no_device_reason then says why). Counted once.
@@ -40,6 +48,10 @@ uint32_t error_flags(int32_t device_id);
 // The same, and forgets them.
 uint32_t take_error_flags(int32_t device_id);
 std::string error_flags_text(uint32_t flags);
+
+// GDN_COUNT=1 in the environment, read once: split calls count what they do.
+bool counts_splits();
+SplitCounters split_counters(int32_t device_id);
 
 const char* refuse_simt(const RuleProblem&);
 void plan_simt(const RuleProblem&, Plan*);
@@ -73,6 +85,8 @@ inline void release_memory() {}
 inline uint32_t error_flags(int32_t) { return 0; }
 inline uint32_t take_error_flags(int32_t) { return 0; }
 inline std::string error_flags_text(uint32_t) { return {}; }
+inline bool counts_splits() { return false; }
+inline SplitCounters split_counters(int32_t) { return {}; }
 
 #endif
 

@@ -6,6 +6,8 @@
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <mutex>
 
@@ -145,14 +147,15 @@ uint32_t* device_error_word(int32_t device_id) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
   void* memory = nullptr;
-  const cudaError_t error = cudaHostAlloc(&memory, sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable);
+  constexpr size_t kBytes = sizeof(uint32_t) * (1 + kSplitCounters);
+  const cudaError_t error = cudaHostAlloc(&memory, kBytes, cudaHostAllocMapped | cudaHostAllocPortable);
   cudaThreadExchangeStreamCaptureMode(&mode);
   if (error != cudaSuccess) {
     cudaGetLastError();
     return nullptr;
   }
   uint32_t* made = static_cast<uint32_t*>(memory);
-  *made = 0;
+  std::memset(made, 0, kBytes);
   word.store(made, std::memory_order_release);
   return made;
 }
@@ -165,6 +168,24 @@ uint32_t error_flags(int32_t device_id) {
 uint32_t take_error_flags(int32_t device_id) {
   uint32_t* word = error_words[static_cast<size_t>(device_id)].load(std::memory_order_acquire);
   return word != nullptr ? std::atomic_ref<uint32_t>(*word).exchange(0) : 0;
+}
+
+bool counts_splits() {
+  static const bool on = [] {
+    const char* text = std::getenv("GDN_COUNT");
+    return text != nullptr && std::strcmp(text, "0") != 0 && text[0] != '\0';
+  }();
+  return on;
+}
+
+SplitCounters split_counters(int32_t device_id) {
+  uint32_t* words = error_words[static_cast<size_t>(device_id)].load(std::memory_order_acquire);
+  SplitCounters counters;
+  if (words == nullptr) return counters;
+  uint32_t* const fields[kSplitCounters] = {&counters.windows, &counters.window_chunks, &counters.exact,
+                                            &counters.transitions};
+  for (size_t i = 0; i < kSplitCounters; ++i) *fields[i] = std::atomic_ref<uint32_t>(words[1 + i]).load();
+  return counters;
 }
 
 std::string error_flags_text(uint32_t flags) {

@@ -23,6 +23,14 @@ inline bool has_cuda_device() {
   }();
   return found;
 }
+// Compute capability of device 0: 90 for 9.0.
+inline int capability() {
+  int major = 0, minor = 0;
+  const bool known = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+                     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess;
+  return known ? 10 * major + minor : 0;
+}
+inline bool is_hopper() { return capability() == 90; }
 
 // The stream that the calls run on: none of them may rely on the default stream's order.
 inline cudaStream_t test_stream() {

@@ -42,11 +42,12 @@ using gdn_test::DeviceTensor;
 using gdn_test::test_stream;
 using gdn_test::worst_errors;
 
-bool is_hopper() {
-  int major = 0, minor = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess && major == 9 &&
-         minor == 0;
+// What docs/kernels/chunk_sm80.md promises to take.
+bool portable_takes(const gdn_rule_args& a) {
+  const int32_t dtype = a.q->dtype;
+  const int64_t K = a.q->shape[3];
+  return (dtype == GDN_BF16 || dtype == GDN_F16) && a.k->dtype == dtype && a.v->dtype == dtype && a.o->dtype == dtype &&
+         (K == 64 || K == 96 || K == 128 || K == 192) && a.checkpoint_every % 64 == 0;
 }
 
 // What docs/kernels/chunk_sm90.md promises to take, of contiguous tensors at aligned addresses.
@@ -99,9 +100,16 @@ TEST_P(CudaCases, AgreeWithTheRecurrence) {
       SCOPED_TRACE("chunk_simt");
       EXPECT_TRUE(trial.check("chunk_simt")) << gdn_last_error();
     }
+    if (gdn_test::capability() >= 80) {
+      SCOPED_TRACE("chunk_sm80");
+      const bool accepted = trial.check("chunk_sm80");
+      if (portable_takes(trial.args())) {
+        EXPECT_TRUE(accepted) << gdn_last_error();
+      }
+    }
     SCOPED_TRACE("chunk_sm90");
-    const bool accepted = is_hopper() && trial.check("chunk_sm90");
-    if (is_hopper() && aligned && hopper_takes(trial.args())) {
+    const bool accepted = gdn_test::is_hopper() && trial.check("chunk_sm90");
+    if (gdn_test::is_hopper() && aligned && hopper_takes(trial.args())) {
       EXPECT_TRUE(accepted) << gdn_last_error();
     }
   }
@@ -113,15 +121,17 @@ INSTANTIATE_TEST_SUITE_P(List, CudaCases, testing::Combine(testing::ValuesIn(sma
                          });
 
 TEST(CudaCaseList, HasCasesForEveryKernel) {
-  int64_t taken = 0, decoded = 0;
+  int64_t taken = 0, decoded = 0, portable = 0;
   for (const Case& each : small_cases()) {
     for (const Json& op : each.get("ops").items) {
       if (op.text == "chunk_forward") taken += hopper_takes(Trial(each, GDN_OP_CHUNK_FORWARD).args()) ? 1 : 0;
+      if (op.text == "chunk_forward") portable += portable_takes(Trial(each, GDN_OP_CHUNK_FORWARD).args()) ? 1 : 0;
       if (op.text == "recurrent") decoded += decode_takes(Trial(each, GDN_OP_RECURRENT).args()) ? 1 : 0;
     }
   }
   EXPECT_GE(taken, 20);
   EXPECT_GE(decoded, 8);
+  EXPECT_GE(portable, 20);
 }
 
 // ---- calls whose tensors stay on the device
@@ -209,7 +219,9 @@ class CudaRule : public testing::TestWithParam<Runner> {
  protected:
   void SetUp() override {
     if (!gdn_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
-    if (std::string(GetParam().impl) == "chunk_sm90" && !is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+    if (std::string(GetParam().impl) == "chunk_sm80" && gdn_test::capability() < 80)
+      GTEST_SKIP() << "not an Ampere GPU or later";
+    if (std::string(GetParam().impl) == "chunk_sm90" && !gdn_test::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   }
   gdn_status run(PackedRule* c) {
     c->args.impl = GetParam().impl;
@@ -224,6 +236,7 @@ class CudaRule : public testing::TestWithParam<Runner> {
 
 INSTANTIATE_TEST_SUITE_P(Implementations, CudaRule,
                          testing::Values(Runner{"chunk_sm90", gdn_chunk_forward},
+                                         Runner{"chunk_sm80", gdn_chunk_forward},
                                          Runner{"chunk_simt", gdn_chunk_forward},
                                          Runner{"recurrent_simt", gdn_recurrent}),
                          [](const testing::TestParamInfo<Runner>& each) { return std::string(each.param.impl); });
@@ -368,7 +381,7 @@ TEST_P(CudaRule, MixedDevicesAndF64AreRefusedByName) {
 
 TEST(CudaPlan, NamesWhatItCannotSeeWithoutAddresses) {
   if (!gdn_test::has_cuda_device()) GTEST_SKIP() << "no CUDA device";
-  if (!is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  if (!gdn_test::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   PackedRule c(400, 4);
   const auto plan = [&] {
     std::vector<char> json(1 << 16);
@@ -408,6 +421,7 @@ void write_report(const char* path) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  setenv("GDN_COUNT", "1", 0);  // read once
   const int result = RUN_ALL_TESTS();
   const char* report = std::getenv("GDN_REPORT");
   if (report != nullptr && report[0] != '\0' && !worst_errors.empty()) write_report(report);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Sequences cut into segments on a GPU: every way to ask for it. Part of gdn_cuda_test.
+#include <array>
+#include <cstdio>
+
 #include "cuda_split_case.h"
 
 namespace {
@@ -29,6 +32,20 @@ void set_split(gdn_rule_args* args, int64_t split) {
 std::string split_name(int64_t split) {
   return split == kOff ? "off" : split == kAuto ? "auto" : "every_" + std::to_string(split);
 }
+
+class CudaPortable : public CudaSplit, public testing::WithParamInterface<int> {};
+
+TEST_P(CudaPortable, AgreesWithTheRecurrence) {
+  if (gdn_test::capability() < 80) GTEST_SKIP() << "not an Ampere GPU or later";
+  SplitCall call(inputs_of(GetParam()));
+  call.args.impl = "chunk_sm80";
+  const Results results = call.run();
+  Comparison(inputs_of(GetParam()), "portable").check(results);
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(call.run() == results) << "repeat " << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, CudaPortable, testing::Range(0, static_cast<int>(std::size(kShapes))),
+                         [](const testing::TestParamInfo<int>& each) { return std::string(kShapes[each.param].name); });
 
 class CudaMany : public CudaSplit, public testing::WithParamInterface<int> {};
 
@@ -87,9 +104,7 @@ TEST_P(CudaMany, CapturedCallSeesNewLengths) {
 }
 
 TEST_P(CudaMany, HopperDealsOutShares) {
-  int major = 0;
-  ASSERT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
-  if (major != 9) GTEST_SKIP() << "not a Hopper GPU";
+  if (!gdn_test::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
   SplitCall call(inputs_of(GetParam()));
   std::vector<char> json(1 << 16);
   ASSERT_EQ(gdn_explain(GDN_OP_CHUNK_FORWARD, &call.args, json.data(), json.size(), nullptr), GDN_OK);
@@ -236,6 +251,40 @@ TEST_F(CudaSplit, PlanAndWorkspaceAgree) {
   }
   EXPECT_EQ(gdn_release_memory(), GDN_OK);
   Comparison(inputs_of(1), "after_release").check(call.run());
+}
+
+// GDN_COUNT is on in this program (main): heads 0 and 1 of "long" never forget and decay too slowly, head 2 forgets in its second half.
+TEST_F(CudaSplit, CountsWhatWasTaken) {
+  if (!gdn_test::is_hopper()) GTEST_SKIP() << "not a Hopper GPU";
+  SplitCall call(inputs_of(1));
+  set_split(&call.args, 1024);  // 4113 tokens: five segments, the last of 17 tokens less than the others' share
+  const auto counted = [] {
+    std::vector<char> json(1 << 16);
+    EXPECT_EQ(gdn_info(json.data(), json.size(), nullptr), GDN_OK);
+    const char* found = std::strstr(json.data(), "\"split_counters\": ");
+    std::array<long, 4> values{-1, -1, -1, -1};
+    if (found != nullptr) {
+      std::sscanf(found,
+                  "\"split_counters\": {\"windows\": %ld, \"window_chunks\": %ld, \"exact\": %ld, \"transitions\": %ld",
+                  &values[0], &values[1], &values[2], &values[3]);
+    }
+    return values;
+  };
+  std::array<long, 4> before = counted();
+  call.run();
+  std::array<long, 4> after = counted();
+  EXPECT_EQ(after[0] - before[0] + after[2] - before[2], 4 * 3) << "four segments of three heads";
+  EXPECT_EQ(after[0] - before[0], 2) << "head 2, third and fourth segment";
+  EXPECT_GE(after[1] - before[1], 2 * 1);
+  EXPECT_LE(after[1] - before[1], 2 * 2) << "e^-10 at -0.3 per token takes 34 tokens";
+  EXPECT_EQ(after[3] - before[3], 2 * 3 + 1) << "of the second to the fourth segment where there is no window";
+  call.args.split_exact = 1;
+  before = after;
+  call.run();
+  after = counted();
+  EXPECT_EQ(after[0] - before[0], 0);
+  EXPECT_EQ(after[2] - before[2], 4 * 3);
+  EXPECT_EQ(after[3] - before[3], 3 * 3);
 }
 
 TEST_F(CudaSplit, WorkspaceMustNotOverlap) {

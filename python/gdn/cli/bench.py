@@ -25,6 +25,7 @@ from .. import _capi
 from .console import Console, UsageError, need
 from .device import Timer, add_device_flag, device_id
 from .plan import add_shape_flags, lengths
+from .scenario import add_flags as add_scenario_flags
 
 OPERATORS = ("chunk_forward", "recurrent", "conv1d", "gate", "rmsnorm_gated", "qk_rmsnorm_rope")
 CSV_HEADER = "op,label,seqlens,h_k,h_v,dtype,impl,version,median_us,min_us,max_us,commit,date".split(",")
@@ -62,6 +63,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--csv", metavar="FILE", help="append records to FILE ('-': standard output)")
     add_device_flag(parser)
+    add_scenario_flags(parser)
     add_shape_flags(parser)
     parser.set_defaults(run=run)
 
@@ -112,11 +114,17 @@ def measure(calls: list[Any], seconds: float, reps: int) -> list[float]:
 
 
 def run(args: argparse.Namespace, console: Console) -> int:
+    if args.reps < 0 or not args.seconds > 0:
+        raise UsageError(f"bench: found --seconds {args.seconds} and --reps {args.reps}, expected positive numbers")
+    if args.scenario:
+        from .scenario import run as run_scenarios
+
+        if args.op or args.preset or args.T is not None or args.B is not None or args.seqlens is not None:
+            raise UsageError("bench: found --scenario and --op, --preset or a shape, expected one of them")
+        return run_scenarios(args, console)
     need("numpy", "gdn bench")
     from .bench_ops import Maker
 
-    if args.reps < 0 or not args.seconds > 0:
-        raise UsageError(f"bench: found --seconds {args.seconds} and --reps {args.reps}, expected positive numbers")
     for name in ("hk", "hv", "K", "V"):
         if getattr(args, name) < 1:
             raise UsageError(f"bench: argument '{name}': found {getattr(args, name)}, expected 1 or more")
@@ -146,7 +154,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             progress.step()
     _show(records, gflops, copy_gb, console, args)
     if args.csv:
-        _write_csv(args.csv, records)
+        write_csv(args.csv, records)
     return 0
 
 
@@ -214,7 +222,7 @@ def _show(records: list[dict[str, Any]], peak: float, copy: float, console: Cons
     console.document(document)
 
 
-def _write_csv(target: str, records: list[dict[str, Any]]) -> None:
+def write_csv(target: str, records: list[dict[str, Any]]) -> None:
     """Appends records; the header is written to a new file only."""
     if target == "-":
         _write_rows(sys.stdout, records, header=True)

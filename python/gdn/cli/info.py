@@ -48,6 +48,8 @@ def _gpu(device: dict[str, Any]) -> str:
     text = f"{device['id']}: {device['name']}, compute capability {device['major']}.{device['minor']}"
     text += f", {device['memory_bytes'] / 2**30:.0f} GiB"
     text += "" if device["usable"] else ", no code for it in this build"
+    counters = device.get("split_counters", {})
+    text += "".join(f", {value} {name.replace('_', ' ')}" for name, value in counters.items() if value)
     return text + (f", bad metadata: {device['bad_metadata']}" if device["bad_metadata"] else "")
 
 

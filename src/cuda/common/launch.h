@@ -55,4 +55,7 @@ Status launch_on(const Place& place, const char* function, const Run& run) {
 // current context of the device.
 uint32_t* device_error_word(int32_t device_id);
 
+// Behind it, for the kernels of split calls (SegmentParams::counters): as in SplitCounters (cuda.h).
+inline constexpr size_t kSplitCounters = 4;
+
 }  // namespace gdn::cuda

@@ -33,6 +33,7 @@ struct SegmentParams {
   int32_t* window;      // [segment, Hv]: chunks of the window, 0: the whole segment and its transition
   int32_t* started;     // [segment, Hv, V / 64]: 1 once a sequence's first segment has read the initial state
   float4* local;        // [segment, Hv, V / 64, 16, 128 threads]: the state warpgroups' registers
+  uint32_t* counters;   // nullptr, or four (cuda.h: SplitCounters)
   uint8_t* transition;  // [segment, Hv, 2 halves, 128 rows, 64] fp16, as in shared memory
 };
 inline constexpr int kTransitionBytes = 2 * 128 * 128;  // of one segment and head

@@ -245,6 +245,8 @@ Status run_chunk(const RuleProblem& p, const Plan& plan) {
     params.segments.chunks = static_cast<int32_t>(plan.split_tokens / kChunk);
     params.segments.exact = p.split_exact ? 1 : 0;
     params.segments.threshold = p.split_threshold * 1.4426950408889634f;
+    uint32_t* const words = params.rule.error_flags;
+    params.segments.counters = counts_splits() && words != nullptr ? words + 1 : nullptr;
     params.segments.transition = memory + layout.transition;
     params.segments.local = reinterpret_cast<float4*>(memory + layout.local);
     params.segments.window = reinterpret_cast<int32_t*>(memory + layout.window);

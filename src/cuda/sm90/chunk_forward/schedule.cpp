@@ -23,6 +23,7 @@ constexpr double kRoundsPenalty = 1.1;           // of split calls with more CTA
 constexpr int64_t kMinSegment = 4;               // chunks
 constexpr int64_t kMinSplitTokens = 512;         // shorter sequences stay whole
 constexpr double kUsualExactShare = 0.25;        // heads without a window
+constexpr double kAllExactWeight = 0.2;          // of a call none of whose heads decays
 constexpr int64_t kLineWorkChunks = 2;           // kWorkChunks of line.cuh
 constexpr int64_t kMaxLineSequences = 4096;      // every CTA reads all lengths
 constexpr int32_t kLeastShare = 97;              // percent of the multiprocessors that a grouping must use
@@ -154,10 +155,10 @@ std::vector<Schedule> rank_schedules(const Workload& w, bool may_split) {
       for (int32_t warpgroups : {2, 1}) consider({.state_warpgroups = warpgroups, .segment_chunks = chunks});
     }
   }
-  // Heads are not known: splits are weighed by the usual mixture and by no decay at all, half and half.
+  // Heads are not known: splits are weighed by the usual mixture, and a little by no decay at all.
   const auto weight = [&](const Schedule& s) {
     if (s.segment_chunks == 0) return s.micros;
-    return (s.micros + predict_micros(w, s, 1.0)) / 2;
+    return (1 - kAllExactWeight) * s.micros + kAllExactWeight * predict_micros(w, s, 1.0);
   };
   std::vector<size_t> order(found.size());
   for (size_t i = 0; i < order.size(); ++i) {

@@ -127,12 +127,22 @@ __device__ __forceinline__ int find_window(const KernelParams& p, const Work& wo
   return __syncthreads_or(grows) ? 0 : window;
 }
 
+__device__ __forceinline__ void count_segment(uint32_t* counters, const Work& work, int window) {
+  if (work.is_transition) {
+    if (window == 0) atomicAdd(counters + 3, 1u);
+  } else if (work.v_begin == 0) {
+    atomicAdd(counters + (window > 0 ? 0 : 2), 1u);
+    if (window > 0) atomicAdd(counters + 1, static_cast<uint32_t>(window));
+  }
+}
+
 // Without outputs: whether there is anything to make, and only of the window where there is one. All threads.
 template <class T>
 __device__ __forceinline__ bool take_window(const KernelParams& p, SmallShared<T>& small, float* scratch) {
   Work& work = small.works[0];
   if (work.segment + 1 >= work.num_segments || (work.is_transition && work.segment == 0)) return false;
   const int window = find_window<T>(p, work, scratch);
+  if (threadIdx.x == 0 && p.segments.counters != nullptr) count_segment(p.segments.counters, work, window);
   if (window > 0 && work.is_transition) return false;
   __syncthreads();  // every thread has read what changes now
   if (threadIdx.x == 0) {
