@@ -270,7 +270,9 @@ GDN_API gdn_status gdn_gate(const gdn_gate_args* args);
 
 /* ---------------------------------------------------------------- RMSNorm with an optional gate
  * n = x * rsqrt(mean x^2 + eps); out = n * w * act(z)  (norm first, then gate: Qwen), or with gate_first the norm is
- * taken of x * act(z). w = weight, or 1 + weight with zero_centered. Statistics in fp32. */
+ * taken of x * act(z). w = weight, or 1 + weight with zero_centered. Statistics in fp32. With residual, x + residual
+ * (added in fp32, rounded to residual_out's dtype) takes the place of x everywhere above and is also written to
+ * residual_out. */
 typedef struct gdn_rmsnorm_gated_args {
   size_t struct_size;
   const gdn_tensor* x;      /* [.., D] float, rank 1..4 */
@@ -283,9 +285,26 @@ typedef struct gdn_rmsnorm_gated_args {
   int32_t zero_centered;
   int32_t round_before_weight; /* 1: n is rounded to x's dtype before the weight (Transformers' Qwen3Next norm) */
   int32_t num_threads;
-  void* stream; /* as in gdn_rule_args */
+  void* stream;                   /* as in gdn_rule_args */
+  const gdn_tensor* residual;     /* x's shape, float; NULL: none */
+  const gdn_tensor* residual_out; /* OUTPUT, x's shape, float; with residual only; may be exactly residual, or x where
+                                     out is not */
 } gdn_rmsnorm_gated_args;
 GDN_API gdn_status gdn_rmsnorm_gated(const gdn_rmsnorm_gated_args* args);
+
+/* ---------------------------------------------------------------- gated linear unit
+ * out = x * act(z), computed in fp32 and rounded once: SwiGLU with GDN_ACT_SILU (x = up, z = gate), an attention layer's
+ * output gate with GDN_ACT_SIGMOID. */
+typedef struct gdn_glu_args {
+  size_t struct_size;
+  const gdn_tensor* x;   /* [.., D] float, rank 1..4 */
+  const gdn_tensor* z;   /* x's shape, float */
+  const gdn_tensor* out; /* OUTPUT, x's shape, float; may be exactly x */
+  int32_t activation;    /* GDN_ACT_SILU or GDN_ACT_SIGMOID */
+  int32_t num_threads;
+  void* stream; /* as in gdn_rule_args */
+} gdn_glu_args;
+GDN_API gdn_status gdn_glu(const gdn_glu_args* args);
 
 /* ---------------------------------------------------------------- q/k RMSNorm + split + RoPE of the attention layers
  * Per head: n = x * rsqrt(mean x^2 + eps) * (w or 1 + w), rounded to the output dtype; then the first R channels are

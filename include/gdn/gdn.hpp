@@ -282,9 +282,10 @@ struct RmsnormGatedArgs {
   bool gate_first = false, zero_centered = false, round_before_weight = false;
   int32_t num_threads = 0;
   void* stream = nullptr;
+  TensorRef residual = {}, residual_out = {};
 };
 
-// RMSNorm with an optional gate.
+// RMSNorm with an optional gate, of x + residual where there is one.
 inline void rmsnorm_gated(const RmsnormGatedArgs& args) {
   gdn_rmsnorm_gated_args a{};
   a.struct_size = sizeof(a);
@@ -299,7 +300,30 @@ inline void rmsnorm_gated(const RmsnormGatedArgs& args) {
   a.round_before_weight = args.round_before_weight;
   a.num_threads = args.num_threads;
   a.stream = args.stream;
+  a.residual = args.residual.get();
+  a.residual_out = args.residual_out.get();
   check(gdn_rmsnorm_gated(&a));
+}
+
+struct GluArgs {
+  TensorRef x = {}, z = {};
+  TensorRef out = {};
+  int32_t activation = GDN_ACT_SILU;
+  int32_t num_threads = 0;
+  void* stream = nullptr;
+};
+
+// out = x * act(z): SwiGLU, and an attention layer's output gate.
+inline void glu(const GluArgs& args) {
+  gdn_glu_args a{};
+  a.struct_size = sizeof(a);
+  a.x = args.x.get();
+  a.z = args.z.get();
+  a.out = args.out.get();
+  a.activation = args.activation;
+  a.num_threads = args.num_threads;
+  a.stream = args.stream;
+  check(gdn_glu(&a));
 }
 
 struct QkRmsnormRopeArgs {

@@ -329,6 +329,43 @@ void rmsnorm_gated(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = out.release();
 }
 
+void add_rmsnorm(StableIValue* stack, uint64_t, uint64_t) {
+  const char* op = "rmsnorm_gated";
+  ArgReader r(stack);
+  TensorArg x("x", r.tensor()), residual("residual", r.tensor()), weight("weight", r.optional_tensor());
+  gdn_rmsnorm_gated_args a = GDN_INIT(gdn_rmsnorm_gated_args);
+  a.eps = static_cast<float>(r.real());
+  a.zero_centered = r.boolean();
+
+  a.x = x.read(op);
+  a.stream = current_stream(*a.x);
+  a.residual = residual.read(op);
+  a.weight = weight.read(op);
+  TensorArg out("out", new_tensor(*a.x, a.x->ndim, a.x->shape, nullptr, a.x->dtype));
+  TensorArg sum("residual_out", new_tensor(*a.x, a.x->ndim, a.x->shape, nullptr, a.x->dtype));
+  a.out = out.write(op);
+  a.residual_out = sum.write(op);
+  check(gdn_rmsnorm_gated(&a));
+  stack[0] = out.release();
+  stack[1] = sum.release();
+}
+
+void glu(StableIValue* stack, uint64_t, uint64_t) {
+  const char* op = "glu";
+  ArgReader r(stack);
+  TensorArg x("x", r.tensor()), z("z", r.tensor());
+  gdn_glu_args a = GDN_INIT(gdn_glu_args);
+  a.activation = r.integer32();
+
+  a.x = x.read(op);
+  a.stream = current_stream(*a.x);
+  a.z = z.read(op);
+  TensorArg out("out", new_tensor(*a.x, a.x->ndim, a.x->shape, nullptr, a.x->dtype));
+  a.out = out.write(op);
+  check(gdn_glu(&a));
+  stack[0] = out.release();
+}
+
 void qk_rmsnorm_rope(StableIValue* stack, uint64_t, uint64_t) {
   const char* op = "qk_rmsnorm_rope";
   ArgReader r(stack);
@@ -397,6 +434,8 @@ STABLE_TORCH_LIBRARY(gdn, m) {
   m.def(
       "rmsnorm_gated(Tensor x, Tensor? z, Tensor? weight, float eps, int activation, bool gate_first, "
       "bool zero_centered, bool round_before_weight) -> Tensor");
+  m.def("add_rmsnorm(Tensor x, Tensor residual, Tensor? weight, float eps, bool zero_centered) -> (Tensor, Tensor)");
+  m.def("glu(Tensor x, Tensor z, int activation) -> Tensor");
   m.def(
       "qk_rmsnorm_rope(Tensor q, Tensor k, Tensor? q_weight, Tensor? k_weight, Tensor? cos, Tensor? sin, "
       "Tensor? positions, float eps, float theta, int rotary_dim, int mrope_t, int mrope_h, int mrope_w, "
@@ -415,6 +454,8 @@ STABLE_TORCH_LIBRARY(gdn, m) {
     m.impl("causal_conv1d_", &conv1d_inplace);                          \
     m.impl("gate", &gate);                                              \
     m.impl("rmsnorm_gated", &rmsnorm_gated);                            \
+    m.impl("add_rmsnorm", &add_rmsnorm);                                \
+    m.impl("glu", &glu);                                                \
     m.impl("qk_rmsnorm_rope", &qk_rmsnorm_rope);                        \
   }
 GDN_REGISTER(CPU)

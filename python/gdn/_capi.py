@@ -145,6 +145,16 @@ class RmsnormGatedArgs(Structure):
         ("eps", c_float),
         *_fields("activation gate_first zero_centered round_before_weight num_threads", c_int32),
         ("stream", c_void_p),
+        *_fields("residual residual_out", _TENSOR),
+    )
+
+
+class GluArgs(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        *_fields("x z out", _TENSOR),
+        *_fields("activation num_threads", c_int32),
+        ("stream", c_void_p),
     )
 
 
@@ -204,6 +214,7 @@ def _load() -> ctypes.CDLL:
         ("gdn_causal_conv1d", Conv1dArgs),
         ("gdn_gate", GateArgs),
         ("gdn_rmsnorm_gated", RmsnormGatedArgs),
+        ("gdn_glu", GluArgs),
         ("gdn_qk_rmsnorm_rope", QkRmsnormRopeArgs),
     ):
         function = getattr(loaded, name)

@@ -82,6 +82,16 @@ def _rmsnorm_gated(x, z, weight, eps, activation, gate_first, zero_centered, rou
     return x.new_empty(x.shape)
 
 
+def _add_rmsnorm(x, residual, weight, eps, zero_centered):
+    _device("rmsnorm_gated", "x", x)
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+def _glu(x, z, activation):
+    _device("glu", "x", x)
+    return x.new_empty(x.shape)
+
+
 def _qk_rmsnorm_rope(
     q, k, q_weight, k_weight, cos, sin, positions, eps, theta, rotary_dim, mrope_t, mrope_h, mrope_w, q_has_gate,
     zero_centered,
@@ -103,6 +113,8 @@ def register() -> None:
         ("causal_conv1d_", _conv_inplace),
         ("gate", _gate),
         ("rmsnorm_gated", _rmsnorm_gated),
+        ("add_rmsnorm", _add_rmsnorm),
+        ("glu", _glu),
         ("qk_rmsnorm_rope", _qk_rmsnorm_rope),
     ):
         torch.library.register_fake(f"gdn::{name}", fake)

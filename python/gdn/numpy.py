@@ -19,7 +19,16 @@ from . import _capi
 from ._capi import choice
 from ._views import Views, numpy_dtype
 
-__all__ = ["causal_conv1d", "chunk_forward", "gate", "qk_rmsnorm_rope", "recurrent", "rmsnorm_gated"]
+__all__ = [
+    "add_rmsnorm",
+    "causal_conv1d",
+    "chunk_forward",
+    "gate",
+    "glu",
+    "qk_rmsnorm_rope",
+    "recurrent",
+    "rmsnorm_gated",
+]
 
 
 def _allocate(shape: Sequence[int], dtype: int) -> np.ndarray:
@@ -294,6 +303,59 @@ def rmsnorm_gated(
     args.gate_first, args.zero_centered = int(gate_first), int(zero_centered)
     args.round_before_weight, args.num_threads = int(round_before_weight), num_threads
     _capi.check(_capi.lib.gdn_rmsnorm_gated(ctypes.byref(args)))
+    return out
+
+
+def add_rmsnorm(
+    x: Any,
+    residual: Any,
+    weight: Any = None,
+    *,
+    eps: float = 1e-6,
+    zero_centered: bool = False,
+    num_threads: int = 0,
+    out: Any = None,
+    residual_out: Any = None,
+) -> tuple[Any, Any]:
+    """RMSNorm of x + residual, times weight (1 + weight if zero_centered), and the sum itself.
+
+    Args:
+        x, residual: ``[.., D]``, rank 1 to 4; weight: ``[D]`` or None; residual_out may be residual itself.
+
+    Returns:
+        ``(out, residual_out)``, of x's shape and dtype; the sum is rounded to residual_out's dtype before the norm.
+    """
+    views = Views("rmsnorm_gated")
+    args = _capi.RmsnormGatedArgs(struct_size=ctypes.sizeof(_capi.RmsnormGatedArgs))
+    args.x = views.required("x", x)
+    args.residual, args.weight = views.required("residual", residual), views.read("weight", weight)
+    shape, dtype = args.x.contents.shape[: args.x.contents.ndim], args.x.contents.dtype
+    out = _allocate(shape, dtype) if out is None else out
+    residual_out = _allocate(shape, dtype) if residual_out is None else residual_out
+    args.out, args.residual_out = views.write("out", out), views.write("residual_out", residual_out)
+    args.eps, args.zero_centered, args.num_threads = eps, int(zero_centered), num_threads
+    _capi.check(_capi.lib.gdn_rmsnorm_gated(ctypes.byref(args)))
+    return out, residual_out
+
+
+def glu(x: Any, z: Any, *, activation: str = "silu", num_threads: int = 0, out: Any = None) -> Any:
+    """x * act(z): SwiGLU (x = up, z = gate), and with ``activation="sigmoid"`` an attention layer's output gate.
+
+    Args:
+        x, z: ``[.., D]``, rank 1 to 4.
+
+    Returns:
+        ``out``, of x's shape and dtype.
+    """
+    views = Views("glu")
+    args = _capi.GluArgs(struct_size=ctypes.sizeof(_capi.GluArgs))
+    args.x, args.z = views.required("x", x), views.required("z", z)
+    if out is None:
+        out = _allocate(args.x.contents.shape[: args.x.contents.ndim], args.x.contents.dtype)
+    args.out = views.write("out", out)
+    args.activation = choice("glu", "activation", activation, {"silu": 1, "sigmoid": 2})
+    args.num_threads = num_threads
+    _capi.check(_capi.lib.gdn_glu(ctypes.byref(args)))
     return out
 
 

@@ -26,7 +26,16 @@ from torch import Tensor
 from . import _capi, _fake
 from ._capi import ACTIVATIONS, BETA_FORMS, GATE_FORMS, HEAD_MAPS, NULL_SLOTS, STATE_LAYOUTS, choice
 
-__all__ = ["causal_conv1d", "chunk_forward", "gate", "qk_rmsnorm_rope", "recurrent", "rmsnorm_gated"]
+__all__ = [
+    "add_rmsnorm",
+    "causal_conv1d",
+    "chunk_forward",
+    "gate",
+    "glu",
+    "qk_rmsnorm_rope",
+    "recurrent",
+    "rmsnorm_gated",
+]
 
 
 def _load() -> None:
@@ -49,6 +58,8 @@ _causal_conv1d = torch.ops.gdn.causal_conv1d.default
 _causal_conv1d_ = torch.ops.gdn.causal_conv1d_.default
 _gate = torch.ops.gdn.gate.default
 _rmsnorm_gated = torch.ops.gdn.rmsnorm_gated.default
+_add_rmsnorm = torch.ops.gdn.add_rmsnorm.default
+_glu = torch.ops.gdn.glu.default
 _qk_rmsnorm_rope = torch.ops.gdn.qk_rmsnorm_rope.default
 
 
@@ -414,6 +425,45 @@ def rmsnorm_gated(
     act = 0 if z is None else choice("rmsnorm_gated", "activation", activation, ACTIVATIONS)
     try:
         return _rmsnorm_gated(x, z, weight, eps, act, gate_first, zero_centered, round_before_weight)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        _translate(error)
+
+
+def add_rmsnorm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    zero_centered: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of x + residual, times weight (1 + weight if zero_centered), and the sum itself.
+
+    Args:
+        x, residual: ``[.., D]``, rank 1 to 4; weight: ``[D]`` or None.
+
+    Returns:
+        ``(out, sum)``, both in x's dtype; the norm is taken of the sum as it is rounded.
+    """
+    if torch.is_grad_enabled():
+        _refuse_grad("add_rmsnorm", x=x, residual=residual, weight=weight)
+    try:
+        return _add_rmsnorm(x, residual, weight, eps, zero_centered)
+    except (RuntimeError, ValueError, MemoryError) as error:
+        _translate(error)
+
+
+def glu(x: Tensor, z: Tensor, *, activation: str = "silu") -> Tensor:
+    """x * act(z), in x's dtype: SwiGLU (x = up, z = gate), and with ``activation="sigmoid"`` an output gate.
+
+    Args:
+        x, z: ``[.., D]``, rank 1 to 4, any strides.
+    """
+    if torch.is_grad_enabled():
+        _refuse_grad("glu", x=x, z=z)
+    act = choice("glu", "activation", activation, {"silu": 1, "sigmoid": 2})
+    try:
+        return _glu(x, z, act)
     except (RuntimeError, ValueError, MemoryError) as error:
         _translate(error)
 

@@ -206,6 +206,11 @@ gdn_status gdn_rmsnorm_gated(const gdn_rmsnorm_gated_args* args) {
   return gdn::run_op("rmsnorm_gated", args, &problem, gdn::Runs<gdn::NormProblem> GDN_RUNS(run_norm));
 }
 
+gdn_status gdn_glu(const gdn_glu_args* args) {
+  gdn::NormProblem problem;
+  return gdn::run_op("glu", args, &problem, gdn::Runs<gdn::NormProblem> GDN_RUNS(run_norm));
+}
+
 gdn_status gdn_qk_rmsnorm_rope(const gdn_qk_rmsnorm_rope_args* args) {
   gdn::RopeProblem problem;
   return gdn::run_op("qk_rmsnorm_rope", args, &problem, gdn::Runs<gdn::RopeProblem> GDN_RUNS(run_rope));

@@ -135,6 +135,8 @@ struct NormProblem : Place {
   int32_t activation = 0;
   bool gate_first = false, zero_centered = false, round_before_weight = false;
   int32_t num_threads = 0;
+  View residual, residual_out;  // both or neither; as x
+  bool glu = false;             // no norm: out = x * act(z)
 };
 
 struct RopeProblem : Place {

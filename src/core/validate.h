@@ -12,6 +12,7 @@ Status validate(int32_t op, const gdn_rule_args* args, bool plan_only, RuleProbl
 Status validate(const gdn_conv1d_args* args, ConvProblem* out);
 Status validate(const gdn_gate_args* args, GateProblem* out);
 Status validate(const gdn_rmsnorm_gated_args* args, NormProblem* out);
+Status validate(const gdn_glu_args* args, NormProblem* out);
 Status validate(const gdn_qk_rmsnorm_rope_args* args, RopeProblem* out);
 
 }  // namespace gdn

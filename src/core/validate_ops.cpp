@@ -241,6 +241,19 @@ bool check_eps(Checker* c, float eps) {
   return (std::isfinite(eps) && eps >= 0) || c->invalid("eps", std::to_string(eps), "a finite number >= 0");
 }
 
+bool norm_residual(Checker* c, const gdn_rmsnorm_gated_args& a, NormProblem* p) {
+  if (!c->any_rank("residual", a.residual, kFloats, 1, 4, &p->residual) ||
+      !c->any_rank("residual_out", a.residual_out, kFloats, 1, 4, &p->residual_out, true)) {
+    return false;
+  }
+  if (p->residual.present() != p->residual_out.present()) {
+    return c->invalid("residual_out", p->residual.present() ? "NULL with residual" : "a tensor without residual",
+                      "both residual and residual_out, or neither");
+  }
+  return !p->residual.present() || (same_shape(c, "residual", p->residual, "x", p->x) &&
+                                    same_shape(c, "residual_out", p->residual_out, "x", p->x));
+}
+
 bool run_checks(Checker* c, const gdn_rmsnorm_gated_args* args, NormProblem* p) {
   gdn_rmsnorm_gated_args a;
   constexpr size_t kFirstSize = offsetof(gdn_rmsnorm_gated_args, num_threads) + sizeof(int32_t);
@@ -270,7 +283,38 @@ bool run_checks(Checker* c, const gdn_rmsnorm_gated_args* args, NormProblem* p) 
     return c->invalid("activation", std::to_string(p->activation) + (p->z.present() ? " with z" : " without z"),
                       p->z.present() ? "GDN_ACT_SILU (1) or GDN_ACT_SIGMOID (2)" : "GDN_ACT_NONE (0)");
   }
-  if (!c->all_disjoint({{"out", &p->out}}, {{"x", &p->x}, {"z", &p->z}, {"weight", &p->weight}}, {{&p->out, &p->x}})) {
+  if (!norm_residual(c, a, p) ||
+      !c->all_disjoint({{"out", &p->out}, {"residual_out", &p->residual_out}},
+                       {{"x", &p->x}, {"z", &p->z}, {"weight", &p->weight}, {"residual", &p->residual}},
+                       {{&p->out, &p->x}, {&p->residual_out, &p->residual}, {&p->residual_out, &p->x}})) {
+    return false;
+  }
+  for (View* view : {&p->x, &p->z, &p->out, &p->residual, &p->residual_out}) pad_to_rank_4(view);
+  std::copy(p->x.shape, p->x.shape + 3, p->rows);
+  c->set_stream(a.stream);
+  static_cast<Place&>(*p) = c->place();
+  return true;
+}
+
+bool run_checks(Checker* c, const gdn_glu_args* args, NormProblem* p) {
+  gdn_glu_args a;
+  constexpr size_t kFirstSize = offsetof(gdn_glu_args, stream) + sizeof(void*);
+  if (!c->read_struct(args, kFirstSize, sizeof(a), &a) || !c->threads(a.num_threads) ||
+      !c->in_range("activation", a.activation, GDN_ACT_SILU, GDN_ACT_SIGMOID)) {
+    return false;
+  }
+  p->glu = true;
+  p->activation = a.activation;
+  p->num_threads = a.num_threads;
+  if (a.x == nullptr) return c->invalid("x", "NULL", "a tensor [.., D]");
+  if (a.z == nullptr) return c->invalid("z", "NULL", "a tensor of x's shape");
+  if (a.out == nullptr) return c->invalid("out", "NULL", "a tensor of x's shape");
+  if (!c->any_rank("x", a.x, kFloats, 1, 4, &p->x)) return false;
+  p->D = p->x.shape[p->x.ndim - 1];
+  if (!(c->positive_dim("x", "D", p->D) && c->any_rank("z", a.z, kFloats, 1, 4, &p->z) &&
+        c->any_rank("out", a.out, kFloats, 1, 4, &p->out, true)) ||
+      !same_shape(c, "out", p->out, "x", p->x) || !same_shape(c, "z", p->z, "x", p->x) ||
+      !c->all_disjoint({{"out", &p->out}}, {{"x", &p->x}, {"z", &p->z}}, {{&p->out, &p->x}})) {
     return false;
   }
   for (View* view : {&p->x, &p->z, &p->out}) pad_to_rank_4(view);
@@ -446,6 +490,13 @@ Status validate(const gdn_gate_args* args, GateProblem* out) {
 Status validate(const gdn_rmsnorm_gated_args* args, NormProblem* out) {
   *out = NormProblem();
   Checker checker("rmsnorm_gated", false);
+  run_checks(&checker, args, out);
+  return checker.take();
+}
+
+Status validate(const gdn_glu_args* args, NormProblem* out) {
+  *out = NormProblem();
+  Checker checker("glu", false);
   run_checks(&checker, args, out);
   return checker.take();
 }

@@ -64,7 +64,8 @@ Status run_zero_tail(const RuleProblem&);
 
 Status run_conv1d(const ConvProblem&);
 Status run_gate(const GateProblem&);
-Status run_norm(const NormProblem&);
+Status run_norm(const NormProblem&);  // and run_glu of a problem with `glu`
+Status run_glu(const NormProblem&);
 Status run_rope(const RopeProblem&);
 
 inline constexpr bool kBuilt = true;

@@ -28,7 +28,7 @@ inline gdn_status cuda_gate(const gdn_gate_args* args) {
 inline gdn_status cuda_rmsnorm_gated(const gdn_rmsnorm_gated_args* args) {
   gdn_rmsnorm_gated_args a = *args;
   DeviceTensors t;
-  for (const gdn_tensor** p : {&a.x, &a.z, &a.weight, &a.out}) *p = t.add(*p);
+  for (const gdn_tensor** p : {&a.x, &a.z, &a.weight, &a.out, &a.residual, &a.residual_out}) *p = t.add(*p);
   a.stream = test_stream();
   return t.run([&] { return gdn_rmsnorm_gated(&a); });
 }

@@ -72,6 +72,8 @@ TEST(Api, StructSizesOfVersionOne) {
   EXPECT_EQ(offsetof(gdn_conv1d_args, num_threads), 104u);
   EXPECT_EQ(offsetof(gdn_gate_args, num_threads), 64u);
   EXPECT_EQ(offsetof(gdn_rmsnorm_gated_args, num_threads), 60u);
+  EXPECT_EQ(offsetof(gdn_rmsnorm_gated_args, residual), 72u);
+  EXPECT_EQ(offsetof(gdn_glu_args, stream), 40u);
   EXPECT_EQ(offsetof(gdn_qk_rmsnorm_rope_args, num_threads), 120u);
 }
 

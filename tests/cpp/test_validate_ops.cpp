@@ -226,24 +226,28 @@ TEST(ValidateGate, InterleavedStridesAreAccepted) {
 }
 
 struct NormCase {
-  Slot x, z, weight, out;
+  Slot x, z, weight, out, residual, residual_out;
   gdn_rmsnorm_gated_args args = GDN_INIT(gdn_rmsnorm_gated_args);
   NormCase() {
     x.set({2, 5, 8}, 1);
     z.set({2, 5, 8}, 1);
     weight.set({8}, 1);
     out.set({2, 5, 8}, kUntouched);
+    residual.set({2, 5, 8}, 1);
+    residual_out.set({2, 5, 8}, kUntouched);
     args.x = &x.tensor;
     args.z = &z.tensor;
     args.weight = &weight.tensor;
     args.out = &out.tensor;
+    args.residual = &residual.tensor;
+    args.residual_out = &residual_out.tensor;
     args.eps = 1e-6f;
     args.activation = GDN_ACT_SILU;
   }
   NormCase(const NormCase&) = delete;
   NormCase& operator=(const NormCase&) = delete;
   gdn_status run() { return gdn_rmsnorm_gated(&args); }
-  bool untouched() const { return out.untouched(); }
+  bool untouched() const { return out.untouched() && residual_out.untouched(); }
 };
 
 TEST(ValidateNorm, Refusals) {
@@ -265,11 +269,69 @@ TEST(ValidateNorm, Refusals) {
        {"F64", kUnsupported, "x", "dtype F64", "F32", [](NormCase& c) { c.x.tensor.dtype = GDN_F64; }},
        {"flag", kInvalid, "gate_first", "2", "0..1", [](NormCase& c) { c.args.gate_first = 2; }},
        {"out is z", kInvalid, "out", "overlaps 'z'", "memory of its own",
-        [](NormCase& c) { c.out.tensor.data = c.z.data.data(); }}});
+        [](NormCase& c) { c.out.tensor.data = c.z.data.data(); }},
+       {"residual shape", kInvalid, "residual", "shape [2, 4, 8]", "[2, 5, 8]",
+        [](NormCase& c) { c.residual.tensor.shape[1] = 4; }},
+       {"no sum", kInvalid, "residual_out", "NULL with residual", "neither",
+        [](NormCase& c) { c.args.residual_out = nullptr; }},
+       {"sum alone", kInvalid, "residual_out", "without residual", "neither",
+        [](NormCase& c) { c.args.residual = nullptr; }},
+       {"out is the residual", kInvalid, "out", "overlaps 'residual'", "memory of its own",
+        [](NormCase& c) { c.out.tensor.data = c.residual.data.data(); }},
+       {"one result", kInvalid, "out", "overlaps 'residual_out'", "memory of its own",
+        [](NormCase& c) { c.args.residual_out = &c.out.tensor; }}});
 }
 
 TEST(ValidateNorm, InPlaceIsAccepted) {
   NormCase c;
+  c.args.out = &c.x.tensor;
+  c.args.residual_out = &c.residual.tensor;
+  EXPECT_EQ(c.run(), GDN_OK) << gdn_last_error();
+  NormCase sum_over_x;
+  sum_over_x.args.residual_out = &sum_over_x.x.tensor;
+  EXPECT_EQ(sum_over_x.run(), GDN_OK) << gdn_last_error();
+}
+
+// The struct as callers of the first release know it.
+TEST(ValidateNorm, WithoutResidualFields) {
+  NormCase c;
+  c.args.struct_size = offsetof(gdn_rmsnorm_gated_args, residual);
+  EXPECT_EQ(c.run(), GDN_OK) << gdn_last_error();
+  EXPECT_TRUE(c.residual_out.untouched());
+}
+
+struct GluCase {
+  Slot x, z, out;
+  gdn_glu_args args = GDN_INIT(gdn_glu_args);
+  GluCase() {
+    x.set({2, 5, 8}, 1);
+    z.set({2, 5, 8}, 1);
+    out.set({2, 5, 8}, kUntouched);
+    args.x = &x.tensor;
+    args.z = &z.tensor;
+    args.out = &out.tensor;
+    args.activation = GDN_ACT_SILU;
+  }
+  GluCase(const GluCase&) = delete;
+  GluCase& operator=(const GluCase&) = delete;
+  gdn_status run() { return gdn_glu(&args); }
+  bool untouched() const { return out.untouched(); }
+};
+
+TEST(ValidateGlu, Refusals) {
+  expect_refusals<GluCase>(
+      "glu", {{"x null", kInvalid, "x", "NULL", "[.., D]", [](GluCase& c) { c.args.x = nullptr; }},
+              {"z null", kInvalid, "z", "NULL", "x's shape", [](GluCase& c) { c.args.z = nullptr; }},
+              {"out null", kInvalid, "out", "NULL", "x's shape", [](GluCase& c) { c.args.out = nullptr; }},
+              {"z shape", kInvalid, "z", "shape [2, 4, 8]", "[2, 5, 8]", [](GluCase& c) { c.z.tensor.shape[1] = 4; }},
+              {"no activation", kInvalid, "activation", "0", "1..2", [](GluCase& c) { c.args.activation = 0; }},
+              {"F64", kUnsupported, "x", "dtype F64", "F32", [](GluCase& c) { c.x.tensor.dtype = GDN_F64; }},
+              {"out is z", kInvalid, "out", "overlaps 'z'", "memory of its own",
+               [](GluCase& c) { c.out.tensor.data = c.z.data.data(); }}});
+}
+
+TEST(ValidateGlu, InPlaceIsAccepted) {
+  GluCase c;
   c.args.out = &c.x.tensor;
   EXPECT_EQ(c.run(), GDN_OK) << gdn_last_error();
 }
@@ -404,6 +466,7 @@ TEST(ValidateOps, EmptyWorkReturns) {
   EXPECT_EQ(gate.run(), GDN_OK) << gdn_last_error();
   NormCase norm;
   for (Slot* s : {&norm.x, &norm.z, &norm.out}) s->tensor.shape[0] = 0;
+  norm.residual.tensor.shape[0] = norm.residual_out.tensor.shape[0] = 0;
   EXPECT_EQ(norm.run(), GDN_OK) << gdn_last_error();
   RopeCase rope;
   for (Slot* s : {&rope.q, &rope.k, &rope.q_out, &rope.k_out, &rope.gate_out, &rope.cos, &rope.sin}) {

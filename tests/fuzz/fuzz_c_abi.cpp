@@ -280,7 +280,24 @@ void fuzz_norm(Bytes* b) {
   a.zero_centered = b->small(b->next() % 2);
   a.round_before_weight = b->small(b->next() % 2);
   a.num_threads = 1;
+  if (b->one_in(3)) {
+    a.residual = call.tensor({B, T, D});
+    const bool over_residual = b->one_in(3);
+    a.residual_out = over_residual ? call.alias(a.residual) : call.tensor({B, T, D});
+  }
   call.check(gdn_rmsnorm_gated(&a));
+}
+
+void fuzz_glu(Bytes* b) {
+  Call call(b);
+  const int64_t B = b->next() % 3, T = b->next() % 6, D = 1 + b->next() % 40;
+  gdn_glu_args a = GDN_INIT(gdn_glu_args);
+  a.x = call.tensor({B, T, D});
+  a.z = call.tensor({B, T, D});
+  a.out = b->one_in(3) ? call.alias(a.x) : call.tensor({B, T, D});
+  a.activation = b->small(1 + b->next() % 2);
+  a.num_threads = 1;
+  call.check(gdn_glu(&a));
 }
 
 void fuzz_rope(Bytes* b) {
@@ -330,7 +347,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       fuzz_gate(&bytes);
       break;
     case 4:
-      fuzz_norm(&bytes);
+      if (bytes.one_in(3)) {
+        fuzz_glu(&bytes);
+      } else {
+        fuzz_norm(&bytes);
+      }
       break;
     default:
       fuzz_rope(&bytes);

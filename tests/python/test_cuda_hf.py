@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import gdn
 from cuda_support import busy_gpu, capture, needs_cuda, torch_refuses_waits
 from gdn import hf
 from gdn.cli.model import exact_products
@@ -56,6 +57,45 @@ def test_bf16_is_as_close_to_fp32_as_transformers() -> None:
     theirs = relative(model(tokens).logits, exact)
     hf.enable(model)
     assert relative(model(tokens).logits, exact) <= 1.1 * theirs
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_graph_decode(family: str) -> None:
+    """Replayed steps give the tokens and logits of the usual path, cache after cache; a full cache is refused."""
+    import transformers
+
+    model, steps = hf.enable(build(family).cuda()), 6
+    if family != "qwen3_5":
+        model.set_experts_implementation("batched_mm")  # PyTorch's grouped product of fp32 reads its offsets back
+    step = hf.graph_decode(model)
+    for count, batch in ((20, 1), (33, 1), (12, 3)):
+        prompt = byte_tokens(count, batch, seed=count).cuda()
+        want = model.generate(prompt, max_new_tokens=steps + 1, do_sample=False)
+        cache = transformers.StaticCache(config=model.config, max_cache_len=count + steps)
+        logits = model(prompt, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        found = [logits[:, -1].argmax(-1, keepdim=True)]
+        for _ in range(steps):
+            logits = step(found[-1], cache)
+            found.append(logits[:, -1].argmax(-1, keepdim=True))
+        assert torch.equal(torch.cat(found, 1), want[:, count:])
+        assert relative(logits[:, -1], model(want[:, :-1]).logits[:, -1]) <= 1e-5
+        with pytest.raises(gdn.InvalidArgumentError, match="found a full StaticCache"):
+            step(found[-1], cache)
+
+
+def test_graph_decode_refusals() -> None:
+    import transformers
+
+    model, token = build("qwen3_5").cuda(), byte_tokens(1).cuda()
+    with pytest.raises(gdn.InvalidArgumentError, match="graph_decode: argument 'model'"):
+        hf.graph_decode(model)
+    step = hf.graph_decode(hf.enable(model))
+    cache = model(byte_tokens(9).cuda(), use_cache=True).past_key_values
+    for wrong in (cache, transformers.StaticCache(config=model.config, max_cache_len=8)):
+        with pytest.raises(gdn.InvalidArgumentError, match="graph_decode: argument 'past_key_values'"):
+            step(token, wrong)
+    with pytest.raises(gdn.InvalidArgumentError, match="graph_decode: argument 'input_ids'"):
+        step(token.cpu(), cache)
 
 
 def test_packed_sequences() -> None:

@@ -58,9 +58,9 @@ def test_logits_and_greedy_tokens(model) -> None:
         ours = model(tokens).logits
         assert relative(ours, logits) <= 1e-5
         first = hf.stats(model)
-        # 3 linear layers, 1 attention layer; 2 norms per layer and the last one
+        # 3 linear layers, 1 attention layer; 2 norms per layer and the last one; 4 MLPs and the output gate
         assert first == {
-            "chunk_forward": 3, "causal_conv1d_fn": 3, "rmsnorm_gated": 3, "qk_rmsnorm_rope": 1, "rmsnorm": 9,
+            "chunk_forward": 3, "causal_conv1d_fn": 3, "rmsnorm_gated": 3, "qk_rmsnorm_rope": 1, "rmsnorm": 9, "glu": 5,
         }  # fmt: skip
         assert torch.equal(model.generate(tokens, max_new_tokens=12, do_sample=False), generated)
         taken = hf.stats(model)
@@ -184,6 +184,86 @@ def test_own_forward_of_a_submodule_is_restored() -> None:
     assert len(calls) == 1 and hf.stats(model)["chunk_forward"] == 3
     hf.disable(model)
     assert layer.forward is hook
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hooks_inside_layers_are_called(family) -> None:
+    """What is fused away where nobody looks is run where somebody does."""
+    model, tokens = build(family), byte_tokens(9)
+    want = model(tokens).logits
+    hf.enable(model)
+    layers, calls = model.model.layers, []
+    parts = [
+        layers[1].input_layernorm, layers[1].post_attention_layernorm, layers[1].linear_attn.norm, model.model.norm,
+        layers[1].linear_attn.out_proj, layers[3].self_attn.q_norm, layers[3].self_attn.o_proj, layers[3].mlp,
+    ]  # fmt: skip
+    for part in parts:
+        part.register_forward_hook(lambda module, args, out: calls.append(module))
+    assert relative(model(tokens).logits, want) <= 1e-5
+    assert calls == sorted(calls, key=calls.index) and set(calls) == set(parts) and len(calls) == len(parts)
+
+
+def test_a_changed_residual_is_normed_again() -> None:
+    """A hook that adds to a decoder layer's result, in place or not, is seen by the next layer's norm."""
+    tokens = byte_tokens(9)
+    for in_place in (False, True):
+        model = build("qwen3_5")
+
+        def steer(module, args, out, in_place=in_place):
+            return out.add_(0.5) if in_place else out + 0.5
+
+        model.model.layers[1].register_forward_hook(steer)
+        model.model.layers[3].register_forward_hook(steer)
+        want = model(tokens).logits
+        assert relative(hf.enable(model)(tokens).logits, want) <= 1e-5
+
+
+def test_inference_mode_and_hidden_states() -> None:
+    model, tokens = build("qwen3_5"), byte_tokens(40)
+    want = model(tokens, output_hidden_states=True)
+    hf.enable(model)
+    found = model(tokens, output_hidden_states=True)
+    for ours, theirs in zip(found.hidden_states, want.hidden_states, strict=True):
+        assert relative(ours, theirs) <= 1e-5
+    with torch.inference_mode():
+        assert relative(model(tokens).logits, want.logits) <= 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_merged_projections(family) -> None:
+    """Same results, same parameters and state dict; weights that were changed, moved or hooked count."""
+    model, tokens = build(family), byte_tokens(40)
+    want = model.generate(tokens, max_new_tokens=8, do_sample=False)
+    logits, before = model(tokens).logits, {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    hf.enable(model, merge_projections=True)
+    attention = model.model.layers[3].self_attn
+    assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
+    assert relative(model(tokens).logits, logits) <= 1e-5
+    assert torch.equal(model.generate(tokens, max_new_tokens=8, do_sample=False), want)
+    after = model.state_dict()
+    assert list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+
+    twin = copy.deepcopy(model)
+    for changed in (model, twin):
+        changed.model.layers[3].self_attn.k_proj.weight.mul_(1.5)  # in place: of the merged weights, too
+        mlp = getattr(changed.model.layers[1].mlp, "shared_expert", changed.model.layers[1].mlp)
+        mlp.up_proj = torch.nn.Linear(96, mlp.up_proj.out_features, bias=False)  # not of the merged weights
+        mlp.up_proj.weight.fill_(0.01)
+        calls = []
+        changed.model.layers[3].self_attn.v_proj.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        ours = changed(tokens).logits
+        assert calls == [1]
+    assert torch.equal(twin(tokens).logits, ours)
+    hf.disable(model)
+    assert relative(model(tokens).logits, ours) <= 1e-5 and not torch.equal(ours, logits)
+    storage = attention.q_proj.weight.untyped_storage()
+    assert storage.nbytes() == attention.q_proj.weight.numel() * 4
+    model.double().float()
+    assert relative(hf.enable(model, merge_projections=True)(tokens).logits, ours) <= 1e-5
+    model.double().float()  # memory of its own again for every weight
+    assert relative(model(tokens).logits, ours) <= 1e-5
 
 
 def test_copied_model_uses_its_own_weights() -> None:

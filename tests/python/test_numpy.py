@@ -27,6 +27,7 @@ STRUCTS = {
     "gdn_conv1d_args": _capi.Conv1dArgs,
     "gdn_gate_args": _capi.GateArgs,
     "gdn_rmsnorm_gated_args": _capi.RmsnormGatedArgs,
+    "gdn_glu_args": _capi.GluArgs,
     "gdn_qk_rmsnorm_rope_args": _capi.QkRmsnormRopeArgs,
 }
 ENUMS = {

@@ -37,6 +37,7 @@ def test_no_python_and_no_unstable_symbols() -> None:
         "causal_conv1d",
         "gate",
         "rmsnorm_gated",
+        "glu",
         "qk_rmsnorm_rope",
     )
     assert used == {"gdn_last_error", *(f"gdn_{name}" for name in functions)}
@@ -61,7 +62,17 @@ def test_schemas() -> None:
     """In-place operators say what they change; the others change nothing."""
     mutated = {"chunk_forward_": {"state", "checkpoints"}, "recurrent_": {"state", "snapshots"}}
     mutated |= {"causal_conv1d_": {"state"}}
-    for name in ("chunk_forward", "recurrent", "causal_conv1d", "gate", "rmsnorm_gated", "qk_rmsnorm_rope", *mutated):
+    for name in (
+        "chunk_forward",
+        "recurrent",
+        "causal_conv1d",
+        "gate",
+        "rmsnorm_gated",
+        "add_rmsnorm",
+        "glu",
+        "qk_rmsnorm_rope",
+        *mutated,
+    ):
         schema = getattr(torch.ops.gdn, name).default._schema
         written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         assert written == mutated.get(name, set())

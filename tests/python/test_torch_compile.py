@@ -46,6 +46,8 @@ def _samples() -> list:
         pytest.param(r.causal_conv1d_, (x, weight, None, None, torch.randn(2, 8, 4), *NONE, None, 1, 0), id="conv_"),
         pytest.param(r.gate, (g, beta, torch.ones(4), None, 0, 1), id="gate"),
         pytest.param(r.rmsnorm_gated, (v, v, v[0, 0, 0], 1e-6, 1, False, False, True), id="rmsnorm_gated"),
+        pytest.param(r.add_rmsnorm, (v, v + 1, v[0, 0, 0], 1e-6, True), id="add_rmsnorm"),
+        pytest.param(r.glu, (v, v + 1, 1), id="glu"),
         pytest.param(
             r.qk_rmsnorm_rope,
             (q, k, None, None, *NONE[:2], torch.arange(6)[None], 1e-6, 1e4, 32, 0, 0, 0, False, True),
@@ -128,6 +130,8 @@ def test_fake_kernels_match() -> None:
         lambda m: ops.causal_conv1d(m(x), m(torch.ones(8, 4)), final_state_len=3),
         lambda m: ops.gate(m(g), m(beta), m(torch.ones(4))),
         lambda m: (ops.rmsnorm_gated(m(v)),),
+        lambda m: ops.add_rmsnorm(m(v), m(v)),
+        lambda m: (ops.glu(m(v.mT), m(v.mT)),),
     ]
     with torch.no_grad():
         for call in calls:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// gate and rmsnorm_gated. Rows are taken in blocks of kBlock fp32 values on the stack, whole vectors at a time with the
+// gate, rmsnorm_gated and glu. Rows are taken in blocks of kBlock fp32 values on the stack, whole vectors at a time with the
 // tail padded, so a value does not depend on where it stands in a row or on how rows are split over threads.
 #include <cmath>
 
@@ -80,8 +80,7 @@ class NormRow {
   // The normed input of block [c, c + n) to x_; z's activation to z_ when there is a gate.
   void load(int64_t c, int64_t n) {
     const F32Tag d;
-    load_block(p_.x, row_.of(p_.x, c), n, x_);
-    for (int64_t i = n; i % kLanes != 0; ++i) x_[i] = 0.0f;
+    load_input(c, n);
     if (!p_.z.present()) return;
     load_block(p_.z, row_.of(p_.z, c), n, z_);
     for (int64_t i = n; i % kLanes != 0; ++i) z_[i] = 0.0f;
@@ -98,9 +97,10 @@ class NormRow {
   // Without the gate's activation: the first pass over a long row needs only the sum.
   void load_for_sum(int64_t c, int64_t n) {
     if (p_.gate_first && p_.z.present()) return load(c, n);
-    load_block(p_.x, row_.of(p_.x, c), n, x_);
-    for (int64_t i = n; i % kLanes != 0; ++i) x_[i] = 0.0f;
+    load_input(c, n);
   }
+  // From now on to the next row the sums are read back: residual_out may have been written over x or residual.
+  void sums_are_stored(bool stored) { stored_ = stored; }
   double sum_of_squares(int64_t n) const {
     const F32Tag d;
     F32Vec s0 = hn::Zero(d), s1 = hn::Zero(d);
@@ -135,8 +135,26 @@ class NormRow {
   }
 
  private:
+  // x, or x + residual, which is stored as well, to x_.
+  void load_input(int64_t c, int64_t n) {
+    const F32Tag d;
+    const bool sum = p_.residual.present();
+    const View& from = sum && stored_ ? p_.residual_out : p_.x;
+    load_block(from, row_.of(from, c), n, x_);
+    if (sum && !stored_) {
+      load_block(p_.residual, row_.of(p_.residual, c), n, z_);
+      for (int64_t i = n; i % kLanes != 0; ++i) x_[i] = z_[i] = 0.0f;
+      for (int64_t i = 0; i < n; i += kLanes)
+        hn::StoreU(hn::Add(hn::LoadU(d, x_ + i), hn::LoadU(d, z_ + i)), d, x_ + i);
+      store_block(p_.residual_out, x_, row_.of(p_.residual_out, c), n);
+      if (p_.residual_out.dtype != GDN_F32) load_block(p_.residual_out, row_.of(p_.residual_out, c), n, x_);
+    }
+    for (int64_t i = n; i % kLanes != 0; ++i) x_[i] = 0.0f;
+  }
+
   const NormProblem& p_;
   const RowIndex& row_;
+  bool stored_ = false;
   alignas(64) float x_[kBlock];
   alignas(64) float z_[kBlock];
 };
@@ -186,18 +204,28 @@ void norm_range(const NormProblem& p, int64_t row_begin, int64_t row_end) {
     const float* weight = load_weight(p, 0, p.D, weight_buf);
     for (int64_t r = row_begin; r < row_end; ++r, index.next()) {
       row.load(0, p.D);
-      row.finish(0, p.D, inverse_rms(row.sum_of_squares(p.D), p.D, p.eps), weight);
+      row.finish(0, p.D, p.glu ? 1.0f : inverse_rms(row.sum_of_squares(p.D), p.D, p.eps), weight);
     }
     return;
   }
   for (int64_t r = row_begin; r < row_end; ++r, index.next()) {
     double sum = 0.0;
+    if (p.glu) {
+      for (int64_t c = 0; c < p.D; c += kBlock) {
+        const int64_t n = p.D - c < kBlock ? p.D - c : kBlock;
+        row.load(c, n);
+        row.finish(c, n, 1.0f, nullptr);
+      }
+      continue;
+    }
+    row.sums_are_stored(false);
     for (int64_t c = 0; c < p.D; c += kBlock) {
       const int64_t n = p.D - c < kBlock ? p.D - c : kBlock;
       row.load_for_sum(c, n);
       sum += row.sum_of_squares(n);
     }
     const float rms_inverse = inverse_rms(sum, p.D, p.eps);
+    row.sums_are_stored(p.residual.present());
     for (int64_t c = 0; c < p.D; c += kBlock) {
       const int64_t n = p.D - c < kBlock ? p.D - c : kBlock;
       row.load(c, n);

@@ -48,11 +48,21 @@ struct GateParams {
 };
 
 struct NormParams {
-  TensorRef x, z, weight, out;  // x, z, out: strides of (i0, i1, i2, column)
+  TensorRef x, z, weight, out;       // x, z, out: strides of (i0, i1, i2, column)
+  TensorRef residual, residual_out;  // as x
   RowMap rows;
   int64_t D = 0;
   float eps = 0;
   int8_t sigmoid = 0, gate_first = 0, zero_centered = 0, round = 0;
+};
+
+// out = x * act(z). Item i of the call is item i % columns of row i / columns.
+struct GluParams {
+  TensorRef x, z, out;  // strides of (i0, i1, i2, column)
+  RowMap rows;
+  int64_t columns = 0;  // items of a row: 16-byte packs of adjacent elements, or elements
+  FastDivisor by_columns;
+  int8_t sigmoid = 0;
 };
 
 // Angles per position, in quarter turns, made on the host for rotary sizes up to 2 * kHostAngles.

@@ -3,8 +3,9 @@
 //
 // norm_rows: x, z and out of one dtype with adjacent columns, D a multiple of 16 bytes of elements and at most 1024. A row
 // is held in registers by `lanes` lanes (8, 16 or 32: whole warps serve short rows too), kVectors 16-byte vectors each, the
-// weight beside it for all rows that the lanes come to. norm_any: every other call, one block of a warp or more per row;
-// the row is read twice, by the same threads, so out may be x.
+// weight beside it for all rows that the lanes come to. norm_wide: the same for a block per row, without a gate: rows of
+// up to 8192 elements, and rows of any such length with a residual. norm_any: every other call, one block of a warp or
+// more per row; the row is read twice, by the same threads, so out may be x.
 #include "cuda/common/launch.h"
 #include "cuda/cuda.h"
 #include "cuda/simt/op_host.h"
@@ -85,6 +86,84 @@ __global__ void __launch_bounds__(kThreads) norm_rows(const __grid_constant__ No
   }
 }
 
+// Sum over the block; every thread gets it. `partial` is not read after the next call's barrier: two of them in turn.
+template <int kWarps>
+__device__ __forceinline__ float block_sum(float sum, float* partial) {
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+  __syncthreads();
+  float total = 0.0f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) total += partial[w];
+  return total;
+}
+
+template <class T, int kVectors>
+__global__ void __launch_bounds__(kThreads) norm_wide(const __grid_constant__ NormParams p) {
+  constexpr int kV = 16 / static_cast<int>(sizeof(T));
+  constexpr int kWarps = kThreads / 32;
+  __shared__ float partial[2][kWarps];
+  const int vectors = static_cast<int>(p.D) / kV;
+  const bool adds = p.residual.data != nullptr;
+  int turn = 0;
+  for (int64_t r = blockIdx.x; r < p.rows.count; r += gridDim.x, turn ^= 1) {
+    const RowIndex row = row_index(p.rows, r);
+    const T* x = static_cast<const T*>(p.x.data) + row_offset(p.x, row);
+    const T* residual = static_cast<const T*>(p.residual.data) + row_offset(p.residual, row);
+    Pack<T, kV> pack[kVectors], other[kVectors];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int vector = i * kThreads + static_cast<int>(threadIdx.x);
+      pack[i] = other[i] = Pack<T, kV>{};
+      if (vector < vectors) pack[i] = load_pack<T, kV>(x + vector * kV);
+      if (vector < vectors && adds) other[i] = load_pack<T, kV>(residual + vector * kV);
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      float in[kV], add[kV];
+      unpack(pack[i], in);
+      if (adds) {
+        const int vector = i * kThreads + static_cast<int>(threadIdx.x);
+        unpack(other[i], add);
+#pragma unroll
+        for (int v = 0; v < kV; ++v) in[v] += add[v];
+        pack[i] = pack_floats<T, kV>(in);
+        unpack(pack[i], in);  // the norm is of the sum as it is stored
+        if (vector < vectors) {
+          store_pack(pack[i], static_cast<T*>(p.residual_out.data) + row_offset(p.residual_out, row) + vector * kV);
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < kV; ++v) sum = fmaf(in[v], in[v], sum);
+    }
+    const float scale = inverse_rms(block_sum<kWarps>(sum, partial[turn]), p.D, p.eps);
+    T* out = static_cast<T*>(p.out.data) + row_offset(p.out, row);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int vector = i * kThreads + static_cast<int>(threadIdx.x);
+      if (vector >= vectors) continue;
+      float in[kV], weight[kV];
+      unpack(pack[i], in);
+      if (p.weight.data == nullptr) {
+#pragma unroll
+        for (int v = 0; v < kV; ++v) weight[v] = 1.0f;
+      } else {
+        load_floats<kV>(p.weight.data, p.weight.dtype, static_cast<int64_t>(vector) * kV, weight);
+#pragma unroll
+        for (int v = 0; v < kV; ++v) weight[v] += p.zero_centered ? 1.0f : 0.0f;
+      }
+#pragma unroll
+      for (int v = 0; v < kV; ++v) {
+        float n = in[v] * scale;
+        if (p.round) n = round_to<T>(n);
+        in[v] = n * weight[v];
+      }
+      store_pack(pack_floats<T, kV>(in), out + vector * kV);
+    }
+  }
+}
+
 __global__ void norm_any(const __grid_constant__ NormParams p) {
   __shared__ float partial[32];
   const bool has_gate = p.z.data != nullptr;
@@ -92,8 +171,19 @@ __global__ void norm_any(const __grid_constant__ NormParams p) {
   for (int64_t r = blockIdx.x; r < p.rows.count; r += gridDim.x) {
     const RowIndex row = row_index(p.rows, r);
     const int64_t x = row_offset(p.x, row), z = row_offset(p.z, row), out = row_offset(p.out, row);
+    const int64_t added = row_offset(p.residual, row), sums = row_offset(p.residual_out, row);
+    const bool adds = p.residual.data != nullptr;
+    if (adds) {
+      for (int64_t i = threadIdx.x; i < p.D; i += blockDim.x) {
+        const float value =
+            load_element(p.x, x + i * p.x.stride[3]) + load_element(p.residual, added + i * p.residual.stride[3]);
+        store_element(p.residual_out, sums + i * p.residual_out.stride[3], value);
+      }
+    }
     const auto normed_input = [&](int64_t i, float act) {
-      const float value = load_element(p.x, x + i * p.x.stride[3]);
+      // A sum is read back by the thread that stored it.
+      const float value = adds ? load_element(p.residual_out, sums + i * p.residual_out.stride[3])
+                               : load_element(p.x, x + i * p.x.stride[3]);
       return p.gate_first ? value * act : value;
     };
     const auto gate = [&](int64_t i) {
@@ -136,18 +226,41 @@ cudaError_t launch_rows(const NormParams& p, cudaStream_t stream) {
   return launch(kernel, grid, dim3(kThreads), 0, stream, p, lanes);
 }
 
-}  // namespace
+template <class T>
+cudaError_t launch_wide(const NormParams& p, cudaStream_t stream) {
+  const int64_t per_thread = ceil_div(p.D * static_cast<int64_t>(sizeof(T)) / 16, kThreads);
+  auto kernel = per_thread == 1 ? norm_wide<T, 1> : per_thread == 2 ? norm_wide<T, 2> : norm_wide<T, 4>;
+  if constexpr (sizeof(T) == 4) {
+    if (per_thread > 4) kernel = norm_wide<T, 8>;
+  }
+  return launch(kernel, dim3(grid_x(std::min(p.rows.count, kFullGrid))), dim3(kThreads), 0, stream, p);
+}
 
-cudaError_t launch_norm(NormParams p, const int64_t* rows, cudaStream_t stream) {
-  constexpr int64_t kLongestRow = 1024;
-  p.rows = merge_rows(rows, {&p.x, &p.z, &p.out});
-  if (p.rows.count == 0) return cudaSuccess;
-  const int64_t vector = p.x.dtype == GDN_F32 ? 4 : 8;
-  bool vectors = p.D <= kLongestRow && p.D % vector == 0;
-  for (const TensorRef* t : {&p.x, &p.z, &p.out}) {
+// Whole rows of 16-byte vectors in registers.
+bool takes_vectors(const NormParams& p, int64_t vector, int64_t longest) {
+  bool vectors = p.D <= longest && p.D % vector == 0;
+  for (const TensorRef* t : {&p.x, &p.z, &p.out, &p.residual, &p.residual_out}) {
     vectors = vectors && (t->data == nullptr ||
                           (t->dtype == p.x.dtype && t->stride[3] == 1 && aligned_to_16(*t, vector, {0, 1, 2})));
   }
+  return vectors;
+}
+
+}  // namespace
+
+cudaError_t launch_norm(NormParams p, const int64_t* rows, cudaStream_t stream) {
+  constexpr int64_t kLongestRow = 1024, kLongestWideRow = 8192;
+  p.rows = merge_rows(rows, {&p.x, &p.z, &p.out, &p.residual, &p.residual_out});
+  if (p.rows.count == 0) return cudaSuccess;
+  const int64_t vector = p.x.dtype == GDN_F32 ? 4 : 8;
+  const bool wide_weight = p.weight.data == nullptr || (p.weight.stride[0] == 1 && aligned_to_16(p.weight, 1, {}));
+  if (p.z.data == nullptr && wide_weight && (p.residual.data != nullptr || p.D > kLongestRow) &&
+      takes_vectors(p, vector, kLongestWideRow)) {
+    if (p.x.dtype == GDN_F32) return launch_wide<float>(p, stream);
+    if (p.x.dtype == GDN_BF16) return launch_wide<__nv_bfloat16>(p, stream);
+    return launch_wide<__half>(p, stream);
+  }
+  const bool vectors = p.residual.data == nullptr && takes_vectors(p, vector, kLongestRow);
   if (!vectors) {
     const int64_t threads = std::clamp<int64_t>(ceil_div(p.D, 256) * 32, 32, 512);
     return launch(norm_any, dim3(grid_x(std::min<int64_t>(p.rows.count, int64_t{1} << 20))),
@@ -159,11 +272,14 @@ cudaError_t launch_norm(NormParams p, const int64_t* rows, cudaStream_t stream) 
 }
 
 Status run_norm(const NormProblem& problem) {
+  if (problem.glu) return run_glu(problem);
   NormParams p;
   p.x = tensor_ref(problem.x);
   p.z = tensor_ref(problem.z);
   p.weight = tensor_ref(problem.weight);
   p.out = tensor_ref(problem.out);
+  p.residual = tensor_ref(problem.residual);
+  p.residual_out = tensor_ref(problem.residual_out);
   p.D = problem.D;
   p.eps = problem.eps;
   p.sigmoid = problem.activation == GDN_ACT_SIGMOID;

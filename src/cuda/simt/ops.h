@@ -10,6 +10,7 @@ namespace gdn::cuda {
 
 cudaError_t launch_conv1d(ConvParams params, int64_t batch, bool in_place, cudaStream_t stream);
 cudaError_t launch_gate(GateParams params, const int64_t* rows, cudaStream_t stream);
+cudaError_t launch_glu(GluParams params, int64_t D, const int64_t* rows, cudaStream_t stream);
 cudaError_t launch_norm(NormParams params, const int64_t* rows, cudaStream_t stream);
 cudaError_t launch_rope(RopeParams params, cudaStream_t stream);
 
