@@ -152,6 +152,9 @@ const char* refuse_chunk(const RuleProblem& p) {
   if (p.checkpoint_every % kChunk != 0) return "takes checkpoint_every that is a multiple of 64";
   if (p.T > INT_MAX - kChunk || p.B > INT_MAX) return "takes fewer than 2^31 tokens and sequences";
   if (p.N > INT_MAX / (p.Hv * (p.V / 64))) return "takes fewer than 2^31 blocks of 64 value channels";
+  for (const View* state : {&p.initial_state, &p.final_state}) {
+    if (state->present() && state->shape[0] > INT_MAX) return "takes fewer than 2^31 state slots";
+  }
   if (tensor_map_encoder() == nullptr) return "the driver has no tensor maps (CUDA 12.0 or later needed)";
   return nullptr;
 }
