@@ -162,3 +162,39 @@ def test_what_cannot_be_drawn(tmp_path: Path, capsys: Any) -> None:
     assert code == 2 and "argument '--plot': found" in error
     code, error = command("--from", str(saved), "--plot", str(picture), "--plot-rows", "0")
     assert code == 2 and "argument '--plot-rows': found 0" in error
+
+
+def _shares(lengths: list[int], heads: int, key_heads: int, ctas: int, together: int) -> dict[str, Any]:
+    """A plan of the wrap-around schedule, from the whole one: its model's numbers are those of schedule.cpp."""
+    plan = copy.deepcopy(PLANS["whole"])
+    plan["problem"].update(sequences=len(lengths), tokens=sum(lengths), longest_sequence=max(lengths))
+    plan["problem"].update(key_heads=key_heads, value_heads=heads)
+    plan.update(lengths=lengths, split_tokens=0, shares=ctas, together=together, work_items=len(lengths) * heads)
+    plan["model"].update(longest_first=0, sms=132, start_us=5, restart_us=13, line_chunk_us=2.7, line_work_chunks=2)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("lengths", "heads", "key_heads", "together"),
+    [([8192] * 4, 48, 16, 3), ([200] * 64, 32, 16, 2), ([512, 1024, 1536, 2048, 2560, 0, 1], 64, 16, 4)],
+)
+def test_shares_are_equal_and_hold_every_chunk_once(
+    lengths: list[int], heads: int, key_heads: int, together: int
+) -> None:
+    plan = _shares(lengths, heads, key_heads, 132, together)
+    bars = plot.timeline(plan).bars
+    by_sm: dict[int, list[Any]] = defaultdict(list)
+    for bar in bars:
+        assert 0 <= bar.sm < 132
+        by_sm[bar.sm].append(bar)
+    for own in by_sm.values():  # one after another, without a gap
+        assert all(a.end == pytest.approx(b.begin) for a, b in itertools.pairwise(own))
+        assert all(bar.kind == "whole" for bar in own[1:-1])  # only the first and the last may be parts
+    step, more = plan["model"]["line_chunk_us"], plan["model"]["line_work_chunks"]
+    chunks = sum(round((bar.end - bar.begin) / step) - more for bar in bars)
+    assert chunks == heads * sum(max(1, -(-length // 64)) for length in lengths)
+    whole = [round((bar.end - bar.begin) / step) - more for bar in bars if bar.kind == "part"]
+    assert not whole or min(whole) >= 3
+    ends = sorted(own[-1].end for own in by_sm.values())
+    assert ends[-1] - ends[len(ends) // 2] <= 5 * step  # the share, and what rounding and cuts add
+    assert "132 equal shares" in " ".join(_texts(plot.svg(plan)))
