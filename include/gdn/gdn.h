@@ -340,12 +340,12 @@ GDN_API gdn_status gdn_qk_rmsnorm_rope(const gdn_qk_rmsnorm_rope_args* args);
  * The plan is a pure function of the arguments' shapes, dtypes and host metadata; data pointers may be NULL here. */
 enum { GDN_OP_CHUNK_FORWARD = 0, GDN_OP_RECURRENT = 1 };
 /* Writes a JSON object {op, impl, isa, threads, work_items, panel_v, block_tokens, scratch_bytes, ...,
- * options: [{panel_v, split_tokens, predicted_us}] where the plan weighed several (best first),
+ * options: [{panel_v, split_tokens, shares, predicted_us}] where the plan weighed several (best first),
  * candidates: [{impl, accepted, reason}]} as a NUL-terminated string, truncated to size; *needed (if not NULL) gets the
  * full size with the NUL. */
 GDN_API gdn_status gdn_explain(int32_t op, const gdn_rule_args* args, char* json, size_t size, size_t* needed);
 /* JSON: version, ABI, build (compiler, git), CPU name, cores, ISAs compiled / usable / active, threads, CUDA
- * architectures compiled, CUDA devices. */
+ * architectures compiled, CUDA devices (with GDN_COUNT=1 in the environment also what split calls did on each). */
 GDN_API gdn_status gdn_info(char* json, size_t size, size_t* needed);
 
 /* Threads of the pool: n >= 1, or 0 for the default (GDN_NUM_THREADS, else the CPUs this process may use). */
