@@ -388,7 +388,7 @@ void sweep(const char* commit, const char* date) {
   const std::vector<std::vector<int>> patterns = {{32768},      {16384},       {8192},         {4096},
                                                   {2048},       {28672, 4096}, {16384, 16384}, {12288, 4096},
                                                   {6144, 2048}, {4096, 4096},  {1024, 7168}};
-  std::printf("seqlens,h_v,rank,v_columns,segment_chunks,predicted_us,median_us,exact_us,commit,date\n");
+  std::printf("seqlens,h_v,rank,v_columns,segment_chunks,shares,predicted_us,median_us,exact_us,commit,date\n");
   for (int hv : {8, 16, 24, 32, 48, 64}) {
     for (const auto& lens : patterns) {
       Problem P = make(lens, 8, hv, 1 / 16.f, 0, 1, false, false);
@@ -397,19 +397,21 @@ void sweep(const char* commit, const char* date) {
       work.longest = *std::max_element(lens.begin(), lens.end());
       for (int l : lens) work.tokens += l;
       work.heads = hv;
+      work.key_heads = 8;
       std::string name;
       for (int l : lens) name += (name.empty() ? "" : "+") + std::to_string(l);
       const auto ranked = rank_schedules(work, static_cast<int64_t>(hv) * work.sequences <= 64);
       for (size_t i = 0; i < ranked.size(); ++i) {
         segment_chunks = static_cast<int>(ranked[i].segment_chunks);
+        line_ctas = ranked[i].line_ctas;
         float micros[2];
         for (int exact : {0, 1}) {
           segment_exact = exact;
           micros[exact] =
               exact && segment_chunks == 0 ? micros[0] : median_micros(P, 3 - ranked[i].state_warpgroups, 3);
         }
-        std::printf("%s,%d,%zu,%d,%d,%.1f,%.1f,%.1f,%s,%s\n", name.c_str(), hv, i, 64 * ranked[i].state_warpgroups,
-                    segment_chunks, ranked[i].micros, micros[0], micros[1], commit, date);
+        std::printf("%s,%d,%zu,%d,%d,%d,%.1f,%.1f,%.1f,%s,%s\n", name.c_str(), hv, i, 64 * ranked[i].state_warpgroups,
+                    segment_chunks, line_ctas, ranked[i].micros, micros[0], micros[1], commit, date);
       }
       release(P);
     }
