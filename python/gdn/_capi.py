@@ -29,6 +29,7 @@ STATE_LAYOUTS = {"k_first": 0, "v_first": 1}
 NULL_SLOTS = {"negative": 0, "non_positive": 1}
 SPLITS = {"auto": 0, "off": 1}
 ACTIVATIONS = {None: 0, "none": 0, "silu": 1, "swish": 1, "sigmoid": 2}
+GLU_ACTIVATIONS = {"silu": 1, "sigmoid": 2}
 
 
 class Error(Exception):

@@ -32,7 +32,11 @@ class GraphDecode:
         self._left = 0  # tokens that the cache has room for
 
     def __call__(self, input_ids: Tensor, past_key_values: Any) -> Tensor:
-        """Logits ``[B, 1, vocabulary]`` after ``input_ids`` ``[B, 1]``; overwritten by the next call."""
+        """Logits ``[B, 1, vocabulary]`` in the model's dtype after ``input_ids`` ``[B, 1]`` (int64, on its GPU).
+
+        The next call overwrites them. Raises InvalidArgumentError for other input_ids, a cache that is not a prefilled
+        StaticCache, or a full one.
+        """
         if input_ids.dim() != 2 or input_ids.shape[1] != 1 or not input_ids.is_cuda:
             _refuse("input_ids", f"shape {tuple(input_ids.shape)} on {input_ids.device}", "[B, 1] on a CUDA device")
         with torch.no_grad():

@@ -353,7 +353,7 @@ def glu(x: Any, z: Any, *, activation: str = "silu", num_threads: int = 0, out: 
     if out is None:
         out = _allocate(args.x.contents.shape[: args.x.contents.ndim], args.x.contents.dtype)
     args.out = views.write("out", out)
-    args.activation = choice("glu", "activation", activation, {"silu": 1, "sigmoid": 2})
+    args.activation = choice("glu", "activation", activation, _capi.GLU_ACTIVATIONS)
     args.num_threads = num_threads
     _capi.check(_capi.lib.gdn_glu(ctypes.byref(args)))
     return out

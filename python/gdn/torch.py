@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import _capi, _fake
-from ._capi import ACTIVATIONS, BETA_FORMS, GATE_FORMS, HEAD_MAPS, NULL_SLOTS, STATE_LAYOUTS, choice
+from ._capi import ACTIVATIONS, BETA_FORMS, GATE_FORMS, GLU_ACTIVATIONS, HEAD_MAPS, NULL_SLOTS, STATE_LAYOUTS, choice
 
 __all__ = [
     "add_rmsnorm",
@@ -440,10 +440,12 @@ def add_rmsnorm(
     """RMSNorm of x + residual, times weight (1 + weight if zero_centered), and the sum itself.
 
     Args:
-        x, residual: ``[.., D]``, rank 1 to 4; weight: ``[D]`` or None.
+        x, residual: ``[.., D]``, rank 1 to 4, fp32, bf16 or fp16, any strides; weight: ``[D]`` or None. On the CPU
+            or one CUDA device.
 
     Returns:
-        ``(out, sum)``, both in x's dtype; the norm is taken of the sum as it is rounded.
+        ``(out, sum)``, both in x's dtype; the norm is taken of the sum as it is rounded. Raises InvalidArgumentError
+        for another shape of residual or weight.
     """
     if torch.is_grad_enabled():
         _refuse_grad("add_rmsnorm", x=x, residual=residual, weight=weight)
@@ -457,11 +459,14 @@ def glu(x: Tensor, z: Tensor, *, activation: str = "silu") -> Tensor:
     """x * act(z), in x's dtype: SwiGLU (x = up, z = gate), and with ``activation="sigmoid"`` an output gate.
 
     Args:
-        x, z: ``[.., D]``, rank 1 to 4, any strides.
+        x, z: ``[.., D]``, rank 1 to 4, fp32, bf16 or fp16, any strides, on the CPU or one CUDA device.
+
+    Returns:
+        ``out``, of x's shape and dtype. Raises InvalidArgumentError for another shape of z or another activation.
     """
     if torch.is_grad_enabled():
         _refuse_grad("glu", x=x, z=z)
-    act = choice("glu", "activation", activation, {"silu": 1, "sigmoid": 2})
+    act = choice("glu", "activation", activation, GLU_ACTIVATIONS)
     try:
         return _glu(x, z, act)
     except (RuntimeError, ValueError, MemoryError) as error:

@@ -5,8 +5,10 @@
 
 #include "cpu/rule.h"
 #include "cuda/cuda.h"
-#if defined(GDN_HAVE_CUDA_SM90)
+#if defined(GDN_HAVE_CUDA_SM80)
 #include "cuda/sm80/chunk_forward/chunk_forward.h"
+#endif
+#if defined(GDN_HAVE_CUDA_SM90)
 #include "cuda/sm90/chunk_forward/chunk_forward.h"
 #endif
 

@@ -33,6 +33,55 @@ std::string split_name(int64_t split) {
   return split == kOff ? "off" : split == kAuto ? "auto" : "every_" + std::to_string(split);
 }
 
+// One capture of the call gives the bits of direct calls, whichever of the lengths and slots its tensors hold.
+struct Batch {
+  std::vector<int32_t> bounds;
+  std::vector<int64_t> slots;
+};
+void expect_replays(SplitCall* call, const std::vector<Batch>& batches, std::initializer_list<size_t> order,
+                    const std::string& what) {
+  std::vector<Results> direct;
+  for (const Batch& batch : batches) {
+    call->reset(batch.bounds, batch.slots);
+    ASSERT_EQ(gdn_chunk_forward(&call->args), GDN_OK) << gdn_last_error();
+    direct.push_back(call->results());
+  }
+  ASSERT_FALSE(direct[0] == direct[1]);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(test_stream(), cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(gdn_chunk_forward(&call->args), GDN_OK) << gdn_last_error();
+  ASSERT_EQ(cudaStreamEndCapture(test_stream(), &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (const size_t i : order) {
+    call->reset(batches[i].bounds, batches[i].slots);
+    ASSERT_EQ(cudaGraphLaunch(exec, test_stream()), cudaSuccess);
+    EXPECT_TRUE(call->results() == direct[i]) << what << ", replay of " << i;
+  }
+  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
+// Sequence n as the only one of the call has the bits that it has in `all`.
+void expect_same_alone(SplitCall* call, const Inputs& in, const Results& all, size_t n, const std::string& what) {
+  const Results alone = call->run_alone(n);
+  const int64_t row = in.Hv * in.shape.V;
+  const auto begin = static_cast<size_t>(in.cu[n] * row), bytes = static_cast<size_t>(in.shape.lens[n] * row) * 2;
+  EXPECT_EQ(std::memcmp(alone.o.data() + begin, all.o.data() + begin, bytes), 0) << what << ", sequence " << n;
+  const auto state = static_cast<size_t>(in.shape.slots[n] * in.state_size());
+  const auto size = static_cast<size_t>(in.state_size()) * sizeof(float);
+  EXPECT_EQ(std::memcmp(alone.state.data() + state, all.state.data() + state, size), 0) << what << ", state of " << n;
+}
+
+// The lengths from the last to the first.
+std::vector<int32_t> reversed_bounds(const Inputs& in) {
+  std::vector<int32_t> bounds = {0};
+  for (size_t n = in.shape.lens.size(); n-- > 0;) {
+    bounds.push_back(static_cast<int32_t>(bounds.back() + in.shape.lens[n]));
+  }
+  return bounds;
+}
+
 class CudaPortable : public CudaSplit, public testing::WithParamInterface<int> {};
 
 TEST_P(CudaPortable, AgreesWithTheRecurrence) {
@@ -57,16 +106,7 @@ TEST_P(CudaMany, SharesChangeNoBits) {
   call.args.checkpoint_every = 0;
   const Results all = call.run();
   for (size_t n = 0; n < in.shape.lens.size(); ++n) {
-    if (in.shape.slots[n] < 0) continue;
-    const Results alone = call.run_alone(n);
-    const int64_t row = in.Hv * in.shape.V;
-    const auto begin = static_cast<size_t>(in.cu[n] * row), bytes = static_cast<size_t>(in.shape.lens[n] * row) * 2;
-    EXPECT_EQ(std::memcmp(alone.o.data() + begin, all.o.data() + begin, bytes), 0) << "sequence " << n;
-    const auto state = static_cast<size_t>(in.shape.slots[n] * in.state_size());
-    EXPECT_EQ(std::memcmp(alone.state.data() + state, all.state.data() + state,
-                          static_cast<size_t>(in.state_size()) * sizeof(float)),
-              0)
-        << "state of " << n;
+    if (in.shape.slots[n] >= 0) expect_same_alone(&call, in, all, n, "shares");
   }
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(call.run() == all) << "repeat " << i;
 }
@@ -76,31 +116,10 @@ TEST_P(CudaMany, CapturedCallSeesNewLengths) {
   SplitCall call(in);
   call.args.checkpoints = nullptr;
   call.args.checkpoint_every = 0;
-  std::vector<int32_t> bounds[3] = {in.cu, {0}, {0}};
-  for (size_t n = in.shape.lens.size(); n-- > 0;) {
-    bounds[1].push_back(static_cast<int32_t>(bounds[1].back() + in.shape.lens[n]));
-    bounds[2].push_back(n == 5 ? in.cu.back() : bounds[2].back());  // one sequence has everything
-  }
-  Results direct[3];
-  for (int i = 0; i < 3; ++i) {
-    call.reset(bounds[i], in.shape.slots);
-    ASSERT_EQ(gdn_chunk_forward(&call.args), GDN_OK) << gdn_last_error();
-    direct[i] = call.results();
-  }
-  ASSERT_FALSE(direct[0] == direct[1]);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  ASSERT_EQ(cudaStreamBeginCapture(test_stream(), cudaStreamCaptureModeGlobal), cudaSuccess);
-  EXPECT_EQ(gdn_chunk_forward(&call.args), GDN_OK) << gdn_last_error();
-  ASSERT_EQ(cudaStreamEndCapture(test_stream(), &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-  for (const int i : {1, 0, 2, 2, 1, 0}) {
-    call.reset(bounds[i], in.shape.slots);
-    ASSERT_EQ(cudaGraphLaunch(exec, test_stream()), cudaSuccess);
-    EXPECT_TRUE(call.results() == direct[i]) << "replay of " << i;
-  }
-  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  std::vector<int32_t> one = {0};  // a sequence has everything
+  for (size_t n = in.shape.lens.size(); n-- > 0;) one.push_back(n == 5 ? in.cu.back() : one.back());
+  const std::vector<int64_t>& slots = in.shape.slots;
+  expect_replays(&call, {{in.cu, slots}, {reversed_bounds(in), slots}, {one, slots}}, {1, 0, 2, 2, 1, 0}, "shares");
 }
 
 TEST_P(CudaMany, HopperDealsOutShares) {
@@ -168,16 +187,7 @@ TEST_F(CudaSplit, NamedSegmentsAreBatchInvariant) {
   for (const int64_t split : {kAuto, int64_t{128}}) {
     set_split(&call.args, split);
     const Results all = call.run();
-    for (const size_t n : {size_t{4}, size_t{5}, size_t{10}}) {
-      const Results alone = call.run_alone(n);
-      const int64_t row = in.Hv * in.shape.V;
-      const auto begin = static_cast<size_t>(in.cu[n] * row), bytes = static_cast<size_t>(in.shape.lens[n] * row) * 2;
-      EXPECT_EQ(std::memcmp(&alone.o[begin], &all.o[begin], bytes), 0) << split_name(split) << ", sequence " << n;
-      const auto state = static_cast<size_t>(in.shape.slots[n] * in.state_size());
-      const auto size = static_cast<size_t>(in.state_size()) * sizeof(float);
-      EXPECT_EQ(std::memcmp(&alone.state[state], &all.state[state], size), 0)
-          << split_name(split) << ", state of " << n;
-    }
+    for (const size_t n : {size_t{4}, size_t{5}, size_t{10}}) expect_same_alone(&call, in, all, n, split_name(split));
   }
 }
 
@@ -186,34 +196,11 @@ TEST_F(CudaSplit, CapturedCallSeesNewLengths) {
   SplitCall call(in);
   call.args.checkpoints = nullptr;
   call.args.checkpoint_every = 0;
-  std::vector<int32_t> bounds[2] = {in.cu, {0}};
-  std::vector<int64_t> slots[2] = {in.shape.slots, in.shape.slots};
-  for (size_t n = in.shape.lens.size(); n-- > 0;) {
-    bounds[1].push_back(static_cast<int32_t>(bounds[1].back() + in.shape.lens[n]));
-  }
-  std::swap(slots[1][1], slots[1].back());
+  std::vector<int64_t> swapped = in.shape.slots;
+  std::swap(swapped[1], swapped.back());
   for (const int64_t split : {kAuto, int64_t{128}}) {
     set_split(&call.args, split);
-    Results direct[2];
-    for (int i = 0; i < 2; ++i) {
-      call.reset(bounds[i], slots[i]);
-      ASSERT_EQ(gdn_chunk_forward(&call.args), GDN_OK) << gdn_last_error();
-      direct[i] = call.results();
-    }
-    ASSERT_FALSE(direct[0] == direct[1]);
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(test_stream(), cudaStreamCaptureModeGlobal), cudaSuccess);
-    EXPECT_EQ(gdn_chunk_forward(&call.args), GDN_OK) << gdn_last_error();
-    ASSERT_EQ(cudaStreamEndCapture(test_stream(), &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
-    for (const int i : {1, 0, 1}) {
-      call.reset(bounds[i], slots[i]);
-      ASSERT_EQ(cudaGraphLaunch(exec, test_stream()), cudaSuccess);
-      EXPECT_TRUE(call.results() == direct[i]) << split_name(split) << ", replay of " << i;
-    }
-    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    expect_replays(&call, {{in.cu, in.shape.slots}, {reversed_bounds(in), swapped}}, {1, 0, 1}, split_name(split));
   }
 }
 

@@ -170,7 +170,8 @@ def _shares(lengths: list[int], heads: int, key_heads: int, ctas: int, together:
     plan["problem"].update(sequences=len(lengths), tokens=sum(lengths), longest_sequence=max(lengths))
     plan["problem"].update(key_heads=key_heads, value_heads=heads)
     plan.update(lengths=lengths, split_tokens=0, shares=ctas, together=together, work_items=len(lengths) * heads)
-    plan["model"].update(longest_first=0, sms=132, start_us=5, restart_us=13, line_chunk_us=2.7, line_work_chunks=2)
+    plan["model"].update(longest_first=0, sms=132, start_us=5, restart_us=13, line_chunk_us=2.7)
+    plan["model"].update(line_start_us=8, line_work_chunks=2, line_least_part=3, line_slack_chunks=3)
     return plan
 
 

@@ -21,7 +21,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> scenario.Scenario:
 
 
 def test_pieces_carry_the_state(short: scenario.Scenario) -> None:
-    prompt = scenario.Prompt(torch, short, torch.bfloat16, torch.device("cpu"), "auto")
+    prompt = scenario.Prompt(torch, short, torch.bfloat16, torch.device("cpu"))
     whole = torch.cat(prompt.run(300), dim=1)
     state = prompt.state.clone()
     assert float(whole.float().norm()) > 0 and float(state.norm()) > 0

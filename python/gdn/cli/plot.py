@@ -139,13 +139,14 @@ def _deal_out(plan: dict[str, Any], lengths: Sequence[int]) -> list[Bar]:
     """The wrap-around schedule: blocks with one share each of all (sequence, head, V columns) in a line (line.cuh)."""
     problem, model = plan["problem"], plan["model"]
     together, more = plan["together"], int(model["line_work_chunks"])
+    least, slack = int(model["line_least_part"]), int(model["line_slack_chunks"])
     shares, panels = plan["shares"] // together, problem["value_dim"] // plan["panel_v"]
     parts = problem["value_heads"] * panels // together
     chunks = [max(1, -(-length // plan["block_tokens"])) for length in lengths]
     share = max(max(chunks) + more, -(-sum(c + more for c in chunks) * parts // shares))
     if min(chunks) == max(chunks):
         whole = -(-len(chunks) * parts // shares) * (chunks[0] + more)
-        share = whole if whole <= share + 3 else share
+        share = whole if whole <= share + slack else share
     bars: list[Bar] = []
     ends: dict[int, float] = {}
     line = 0
@@ -153,14 +154,14 @@ def _deal_out(plan: dict[str, Any], lengths: Sequence[int]) -> list[Bar]:
         for part in range(parts):
             number = line // share
             earlier = min(count, max(0, (number + 1) * share - line - more))
-            if earlier < count:  # at least three chunks on either side
-                earlier = 0 if earlier < 3 else count if count - earlier < 3 else earlier
+            if earlier < count:  # no shorter part on either side
+                earlier = 0 if earlier < least else count if count - earlier < least else earlier
             pieces = [(number, earlier, "part" if earlier < count else "whole")]
             pieces.append((number + 1, count - earlier, "part" if earlier > 0 else "whole"))
             for at, some, kind in pieces:
                 if some == 0:
                     continue
-                begin = ends.get(at, model["start_us"] + 3)
+                begin = ends.get(at, model["line_start_us"])
                 ends[at] = begin + (some + more) * model["line_chunk_us"]
                 for member in range(together):
                     head = (part * together + member) // panels

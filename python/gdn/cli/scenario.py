@@ -86,10 +86,10 @@ def _inputs(torch: Any, shape: Scenario, dtype: Any, device: Any) -> dict[str, A
 class Prompt:
     """One scenario's inputs and its state, which every run starts from zero."""
 
-    def __init__(self, torch: Any, shape: Scenario, dtype: Any, device: Any, split: str) -> None:
+    def __init__(self, torch: Any, shape: Scenario, dtype: Any, device: Any) -> None:
         from .. import torch as ops
 
-        self._ops, self._split, self.tokens = ops, split, shape.tokens
+        self._ops, self.tokens = ops, shape.tokens
         self.inputs = _inputs(torch, shape, dtype, device)
         self.state = torch.zeros(1, shape.hv, _HEAD, _HEAD, device=device)
 
@@ -99,7 +99,7 @@ class Prompt:
         return [
             self._ops.chunk_forward(
                 **{name: x[:, begin : begin + size] for name, x in self.inputs.items()},
-                initial_state=self.state, inplace=True, split=self._split,
+                initial_state=self.state, inplace=True,
             )[0]
             for begin in range(0, self.tokens, size)
         ]  # fmt: skip
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with console.progress(len(args.scenario) * (1 + len(sizes)), "bench") as progress:
         for name in args.scenario:
             shape = SCENARIOS[name]
-            prompt = Prompt(torch, shape, dtype, place, "auto")
+            prompt = Prompt(torch, shape, dtype, place)
             whole = torch.cat(prompt.run(shape.tokens), dim=1)
             final = prompt.state.clone()
             one = 0.0

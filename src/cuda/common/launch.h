@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -39,6 +40,19 @@ cudaError_t launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem
                    std::type_identity_t<Params>... params) {
   void* args[] = {&params...};
   return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, args, smem_bytes, stream);
+}
+
+// Lets a kernel have more than 48 KiB of dynamic shared memory: asked once per device.
+template <auto kKernel>
+cudaError_t allow_shared_memory(int bytes, int32_t device_id) {
+  constexpr int32_t kMaxDevices = 64;
+  static std::atomic<bool> allowed[kMaxDevices];
+  const bool remembered = device_id < kMaxDevices;
+  if (remembered && allowed[device_id].load(std::memory_order_acquire)) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kKernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess && remembered) allowed[device_id].store(true, std::memory_order_release);
+  return error;
 }
 
 // Guard, then run(stream), which returns its launch's error.

@@ -26,18 +26,18 @@ struct Chunk : Triangles<E, kKeys> {
     }
 #pragma unroll
     for (int kk = 0; kk < kKeys / 16; ++kk) {
-      const uint32_t a[4] = {ptx80::pack<E>(x[2 * kk][0], x[2 * kk][1]), ptx80::pack<E>(x[2 * kk][2], x[2 * kk][3]),
-                             ptx80::pack<E>(x[2 * kk + 1][0], x[2 * kk + 1][1]),
-                             ptx80::pack<E>(x[2 * kk + 1][2], x[2 * kk + 1][3])};
+      const uint32_t a[4] = {ptx::pack2<E>(x[2 * kk][0], x[2 * kk][1]), ptx::pack2<E>(x[2 * kk][2], x[2 * kk][3]),
+                             ptx::pack2<E>(x[2 * kk + 1][0], x[2 * kk + 1][1]),
+                             ptx::pack2<E>(x[2 * kk + 1][2], x[2 * kk + 1][3])};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         uint32_t b[4];
         load_b(b, s.k, j, kk, kPitch);
-        ptx80::mma<E>(of_k[2 * j], a, b[0], b[1]);
-        ptx80::mma<E>(of_k[2 * j + 1], a, b[2], b[3]);
+        ptx::mma<E>(of_k[2 * j], a, b[0], b[1]);
+        ptx::mma<E>(of_k[2 * j + 1], a, b[2], b[3]);
         load_b(b, s.q, j, kk, kPitch);
-        ptx80::mma<E>(of_q[2 * j], a, b[0], b[1]);
-        ptx80::mma<E>(of_q[2 * j + 1], a, b[2], b[3]);
+        ptx::mma<E>(of_q[2 * j], a, b[0], b[1]);
+        ptx::mma<E>(of_q[2 * j + 1], a, b[2], b[3]);
       }
     }
   }
@@ -46,7 +46,7 @@ struct Chunk : Triangles<E, kKeys> {
     for (int kk = 0; kk < 4; ++kk) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        a[kk][i] = ptx80::pack<E>(y[2 * kk + (i >> 1)][2 * (i & 1)], y[2 * kk + (i >> 1)][2 * (i & 1) + 1]);
+        a[kk][i] = ptx::pack2<E>(y[2 * kk + (i >> 1)][2 * (i & 1)], y[2 * kk + (i >> 1)][2 * (i & 1) + 1]);
     }
   }
   // y += a tile^T over 64 tokens; tile is lower triangular: blocks (n, k) with k <= n.
@@ -57,8 +57,8 @@ struct Chunk : Triangles<E, kKeys> {
       for (int kk = 0; kk <= j; ++kk) {
         uint32_t b[4];
         load_b(b, tile, j, kk, kRow);
-        ptx80::mma<E>(y[2 * j], a[kk], b[0], b[1]);
-        ptx80::mma<E>(y[2 * j + 1], a[kk], b[2], b[3]);
+        ptx::mma<E>(y[2 * j], a[kk], b[0], b[1]);
+        ptx::mma<E>(y[2 * j + 1], a[kk], b[2], b[3]);
       }
     }
   }
@@ -72,11 +72,11 @@ struct Chunk : Triangles<E, kKeys> {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       uint32_t v[4];  // V^T: channels 0-7 and 8-15 of tokens 16 j .. + 7, then the same of + 8 .. + 15
-      ptx80::ldmatrix_x4_trans(
-          v, s.v + piece_at(16 * j + (lane & 7) + 8 * (lane >> 4), 2 * warp + ((lane >> 3) & 1), 2 * kPanel));
+      ptx::ldmatrix_x4_trans(v, ptx::smem_address(s.v + piece_at(16 * j + (lane & 7) + 8 * (lane >> 4),
+                                                                 2 * warp + ((lane >> 3) & 1), 2 * kPanel)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 two = ptx80::unpack<E>(v[i]);
+        const float2 two = ptx::unpack2<E>(v[i]);
         const int tile = 2 * j + (i >> 1), h = 2 * (i & 1), token = 8 * tile + t2;
         r[tile][h] = two.x - r[tile][h] * s.read_k[token];
         r[tile][h + 1] = two.y - r[tile][h + 1] * s.read_k[token + 1];
@@ -106,7 +106,7 @@ struct Chunk : Triangles<E, kKeys> {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         at<uint32_t>(s.v, element_at(8 * j + group, 16 * warp + 8 * h + t2, 2 * kPanel)) =
-            ptx80::transpose_8x8(ptx80::pack<E>(y[j][2 * h], y[j][2 * h + 1]));
+            ptx::transpose_8x8(ptx::pack2<E>(y[j][2 * h], y[j][2 * h + 1]));
       }
     }
     const float decay = exp2f(s.gate[kChunk - 1]);
@@ -121,8 +121,8 @@ struct Chunk : Triangles<E, kKeys> {
       for (int kk = 0; kk < 4; ++kk) {
         uint32_t b[4];
         load_b_trans(b, s.k, n, kk, kPitch);
-        ptx80::mma<E>(x[2 * n], updates[kk], b[0], b[1]);
-        ptx80::mma<E>(x[2 * n + 1], updates[kk], b[2], b[3]);
+        ptx::mma<E>(x[2 * n], updates[kk], b[0], b[1]);
+        ptx::mma<E>(x[2 * n + 1], updates[kk], b[2], b[3]);
       }
     }
   }
@@ -210,12 +210,12 @@ struct Chunk : Triangles<E, kKeys> {
       load_tile(s.k, p.k, l.fast_k, s.key_head, token, tokens, kKeys, 0, kKeys, kPitch);
       load_tile(s.q, p.q, l.fast_q, s.key_head, token, tokens, kKeys, 0, kKeys, kPitch);
       load_tile(s.v, p.v, l.fast_v, s.head, token, tokens, kPanel, s.first_channel, p.V, 2 * kPanel);
-      ptx80::copy_commit();
+      ptx::async_copy_commit();
       if (warp == 0) gates(token, tokens);
-      ptx80::copy_wait<0>();
+      ptx::async_copy_wait_group<0>();
       __syncthreads();
-      norms(s.k, s.k_norm, p.k, true);
-      norms(s.q, s.q_norm, p.q, false);
+      norms(s.k, s.k_norm, true);
+      norms(s.q, s.q_norm, false);
       __syncthreads();
       const bool wide = s.long_keys != 0;
       make_scores();

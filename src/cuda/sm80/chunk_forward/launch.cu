@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Host side of chunk_sm80: what it takes, the launch.
-#include <atomic>
 #include <climits>
 
 #include "cuda/common/launch.h"
@@ -34,17 +33,11 @@ int64_t shared_bytes(int64_t K) {
 
 template <class E, int kKeys>
 cudaError_t launch_kernel(const RuleProblem& p, const Plan& plan, const LaunchParams& params, cudaStream_t stream) {
-  constexpr int32_t kMaxDevices = 64;
-  static std::atomic<bool> prepared[kMaxDevices];
-  const auto kernel = chunk_kernel<E, kKeys>;
   constexpr int kBytes = sizeof(Shared<kKeys>);
-  if (p.device_id >= kMaxDevices || !prepared[p.device_id].load(std::memory_order_acquire)) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
-    if (error != cudaSuccess) return error;
-    if (p.device_id < kMaxDevices) prepared[p.device_id].store(true, std::memory_order_release);
-  }
-  return launch(kernel, dim3(static_cast<unsigned>(plan.work_items)), dim3(kThreads), kBytes, stream, make_params(p),
-                params);
+  const cudaError_t error = allow_shared_memory<chunk_kernel<E, kKeys>>(kBytes, p.device_id);
+  if (error != cudaSuccess) return error;
+  return launch(chunk_kernel<E, kKeys>, dim3(static_cast<unsigned>(plan.work_items)), dim3(kThreads), kBytes, stream,
+                make_params(p), params);
 }
 
 template <class E>

@@ -40,7 +40,7 @@ struct Tiles {
       const bool inside = row < tokens && first + 8 * piece < width;
       const int64_t index = base + row * x.stride[1] + (first + 8 * piece) * x.stride[3];
       if (fast) {
-        ptx80::copy_16(target, inside ? data + index : data, inside);
+        ptx::copy_16(target, inside ? data + index : data, inside);
       } else {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
@@ -54,13 +54,13 @@ struct Tiles {
   // B operands of rows 16 j .. + 15 (n) and columns 16 kk .. + 15 (k) of a row-major tile: b[0], b[1] for the first eight n.
   // Written so that a row's swizzle is the lane's alone: what j and kk add are constants.
   __device__ __forceinline__ void load_b(uint32_t (&b)[4], char* tile, int j, int kk, int pitch) const {
-    ptx80::ldmatrix_x4(b, tile + (8 * (lane >> 4) + (lane & 7)) * pitch + j * 16 * pitch + 128 * (kk >> 2) +
-                              (((2 * (kk & 3) + ((lane >> 3) & 1)) ^ (lane & 7)) << 4));
+    ptx::ldmatrix_x4(b, ptx::smem_address(tile + (8 * (lane >> 4) + (lane & 7)) * pitch + j * 16 * pitch +
+                                          128 * (kk >> 2) + (((2 * (kk & 3) + ((lane >> 3) & 1)) ^ (lane & 7)) << 4)));
   }
   // The same of a tile whose rows are k and whose columns are n.
   __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], char* tile, int j, int kk, int pitch) const {
-    ptx80::ldmatrix_x4_trans(b, tile + (lane & 15) * pitch + kk * 16 * pitch + 128 * (j >> 2) +
-                                    (((2 * (j & 3) + (lane >> 4)) ^ (lane & 7)) << 4));
+    ptx::ldmatrix_x4_trans(b, ptx::smem_address(tile + (lane & 15) * pitch + kk * 16 * pitch + 128 * (j >> 2) +
+                                                (((2 * (j & 3) + (lane >> 4)) ^ (lane & 7)) << 4)));
   }
 };
 

@@ -28,9 +28,8 @@ struct Triangles : Tiles<E, kKeys> {
     return d < kMinGate * kLog2e ? kMinGate * kLog2e : d;
   }
 
-  // Sum of squares of 16 rows of a tile per warp -> 1 / norm; with round_qk the rows themselves. Returns the squared
-  // length after that.
-  __device__ __forceinline__ void norms(char* tile, float* norm, const TensorRef& x, bool keys) const {
+  // 1 / norm of 16 rows of a tile per warp, 1 without L2 norm; with round_qk the rows themselves are normed. Marks long keys.
+  __device__ __forceinline__ void norms(char* tile, float* norm, bool keys) const {
     for (int row = 16 * warp; row < 16 * warp + 16; ++row) {
       float sum = 0.f;
       for (int c = lane; c < kKeys; c += 32) {
@@ -79,16 +78,18 @@ struct Triangles : Tiles<E, kKeys> {
 #pragma unroll 2
     for (int kk = 0; kk < kKeys / 16; ++kk) {
       uint32_t a[4], b[4];
-      ptx80::ldmatrix_x4(a, a_tile + piece_at(16 * warp + (lane & 15), 2 * kk + (lane >> 4), kPitch));
+      ptx::ldmatrix_x4(a, ptx::smem_address(a_tile + piece_at(16 * warp + (lane & 15), 2 * kk + (lane >> 4), kPitch)));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (j > warp) continue;
         load_b(b, s.k, j, kk, kPitch);
-        ptx80::mma<E>(acc[2 * j], a, b[0], b[1]);
-        ptx80::mma<E>(acc[2 * j + 1], a, b[2], b[3]);
+        ptx::mma<E>(acc[2 * j], a, b[0], b[1]);
+        ptx::mma<E>(acc[2 * j + 1], a, b[2], b[3]);
       }
     }
   }
+
+  // P, and L: its diagonal blocks in fp32, what is left of them in fp16.
   __device__ __forceinline__ void make_scores() const {
     const int group = lane >> 2, t2 = 2 * (lane & 3);
     float acc[8][4];
@@ -104,7 +105,7 @@ struct Triangles : Tiles<E, kKeys> {
                                     s.k_norm[c + e] * p.scale
                               : 0.f;
         }
-        at<uint32_t>(s.p, element_at(row, c, kRow)) = ptx80::pack<E>(w[0], w[1]);
+        at<uint32_t>(s.p, element_at(row, c, kRow)) = ptx::pack2<E>(w[0], w[1]);
       }
     }
     scores(acc, s.k);
@@ -122,7 +123,7 @@ struct Triangles : Tiles<E, kKeys> {
         if (j >> 1 == warp) {
           for (int e = 0; e < 2; ++e) s.diagonal[warp][(group + 8 * h) * kDiagonalStride + (c & 15) + e] = w[e];
         } else if (j >> 1 < warp) {
-          at<uint32_t>(s.h, element_at(row, c, kRow)) = ptx80::pack<__half>(w[0], w[1]);
+          at<uint32_t>(s.h, element_at(row, c, kRow)) = ptx::pack2<__half>(w[0], w[1]);
         }
       }
     }
@@ -149,14 +150,14 @@ struct Triangles : Tiles<E, kKeys> {
     const int group = lane >> 2, t2 = 2 * (lane & 3);
     const float beta[2] = {s.beta[16 * warp + group], s.beta[16 * warp + group + 8]};
     uint32_t a[4][4];
-    ptx80::ldmatrix_x4_trans(
-        a[0], s.h + piece_at(16 * warp + (lane & 7) + 8 * (lane >> 4), 2 * warp + ((lane >> 3) & 1), kRow));
+    ptx::ldmatrix_x4_trans(a[0], ptx::smem_address(s.h + piece_at(16 * warp + (lane & 7) + 8 * (lane >> 4),
+                                                                  2 * warp + ((lane >> 3) & 1), kRow)));
     const auto store = [&](int i, const float(&x)[2][4]) {  // x: transpose of block (i, warp)
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const uint32_t y = ptx80::transpose_8x8(ptx80::pack<E>(x[n][2 * h] * beta[h], x[n][2 * h + 1] * beta[h]));
+          const uint32_t y = ptx::transpose_8x8(ptx::pack2<E>(x[n][2 * h] * beta[h], x[n][2 * h + 1] * beta[h]));
           at<uint32_t>(s.t, element_at(16 * i + 8 * n + group, 16 * warp + 8 * h + t2, kRow)) = y;
         }
       }
@@ -164,7 +165,7 @@ struct Triangles : Tiles<E, kKeys> {
     float x[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 two = ptx80::unpack<__half>(a[0][i]);
+      const float2 two = ptx::unpack2<__half>(a[0][i]);
       x[i >> 1][2 * (i & 1)] = two.x;
       x[i >> 1][2 * (i & 1) + 1] = two.y;
     }
@@ -186,19 +187,19 @@ struct Triangles : Tiles<E, kKeys> {
 #pragma unroll
     for (int k = 0; k < d; ++k) {
       load_b(b, s.h, warp + d, warp + k, kRow);
-      ptx80::mma<__half>(sum[0], a[k], b[0], b[1]);
-      ptx80::mma<__half>(sum[1], a[k], b[2], b[3]);
+      ptx::mma<__half>(sum[0], a[k], b[0], b[1]);
+      ptx::mma<__half>(sum[1], a[k], b[2], b[3]);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      negated[i] = ptx80::pack<__half>(-sum[i >> 1][2 * (i & 1)], -sum[i >> 1][2 * (i & 1) + 1]);
+      negated[i] = ptx::pack2<__half>(-sum[i >> 1][2 * (i & 1)], -sum[i >> 1][2 * (i & 1) + 1]);
     }
     load_b(b, s.h, warp + d, warp + d, kRow);
-    ptx80::mma<__half>(y[0], negated, b[0], b[1]);
-    ptx80::mma<__half>(y[1], negated, b[2], b[3]);
+    ptx::mma<__half>(y[0], negated, b[0], b[1]);
+    ptx::mma<__half>(y[1], negated, b[2], b[3]);
     store(warp + d, y);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) a[d][i] = ptx80::pack<__half>(y[i >> 1][2 * (i & 1)], y[i >> 1][2 * (i & 1) + 1]);
+    for (int i = 0; i < 4; ++i) a[d][i] = ptx::pack2<__half>(y[i >> 1][2 * (i & 1)], y[i >> 1][2 * (i & 1) + 1]);
   }
 
   // Long keys: all in fp32, packed triangles in h and wide.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// chunk_forward on Hopper: one CTA per (sequence, value head, 64 or 128 value channels), chunks of 64 tokens.
+// chunk_forward on Hopper: works of (sequence or segment, value head, 64 or 128 value channels), chunks of 64 tokens.
 //
-// Grid: sequences x Hv x v_splits, longest sequences first (the hardware hands out blocks in order, which makes it the
-// longest-first rule). Block: kStateWgs state warpgroups and two auxiliary ones.
+// Grid: sequences or segments x Hv x v_splits, a work each, longest sequences first (the hardware hands out blocks in order, which
+// makes it the longest-first rule); or equal shares of all works, as many CTAs as multiprocessors (line.cuh). Block: kStateWgs state warpgroups and two auxiliary ones.
 // | warpgroup         | registers | work                                                                              |
 // | 0 .. kStateWgs-1  | 192       | X = S^T, 64 channels each: Y = X [K; Q]^T; R = V^T - Y_K e^G; U'^T = R T^T;        |
 // |                   |           | X = e^G_last X + (U'^T e^(G_last - G)) K; O^T = scale e^G Y_Q + U'^T P^T; store O |

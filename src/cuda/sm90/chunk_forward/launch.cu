@@ -98,14 +98,8 @@ bool starts_longest_first(int64_t sequences, int64_t ctas, int32_t sms) {
 
 template <class T>
 cudaError_t launch(const KernelParams& params, int64_t ctas, int32_t device_id, cudaStream_t stream) {
-  constexpr int32_t kMaxDevices = 64;
-  static std::atomic<bool> prepared[kMaxDevices];
-  const auto kernel = chunk_forward_kernel<T>;
-  if (device_id >= kMaxDevices || !prepared[device_id].load(std::memory_order_acquire)) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes<T>);
-    if (error != cudaSuccess) return error;
-    if (device_id < kMaxDevices) prepared[device_id].store(true, std::memory_order_release);
-  }
+  const cudaError_t error = allow_shared_memory<chunk_forward_kernel<T>>(kSmemBytes<T>, device_id);
+  if (error != cudaSuccess) return error;
   // In segments: CTAs come up, and make what needs no state, while the launch before runs out.
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -117,7 +111,7 @@ cudaError_t launch(const KernelParams& params, int64_t ctas, int32_t device_id, 
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = T::kIsForward && params.segments.chunks > 0 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, params);
+  return cudaLaunchKernelEx(&config, chunk_forward_kernel<T>, params);
 }
 
 template <class Element>
@@ -210,8 +204,11 @@ std::vector<ModelValue> chunk_model(const RuleProblem& p, const Plan& plan) {
           {"local_chunk_us", cost.local_chunk},
           {"start_us", cost.start},
           {"restart_us", cost.restart},
+          {"line_start_us", cost.line_start},
           {"line_chunk_us", cost.line_chunk},
-          {"line_work_chunks", cost.line_work_chunks},
+          {"line_work_chunks", kWorkChunks},
+          {"line_least_part", kLeastPart},
+          {"line_slack_chunks", kSlackChunks},
           {"fold_us", cost.fold},
           {"window_us", cost.window},
           {"no_transition_us", cost.no_transition},
@@ -241,7 +238,7 @@ Status run_chunk(const RuleProblem& p, const Plan& plan) {
   const cudaStream_t stream = stream_of(p);
   const Workspace workspace(p, plan.scratch_bytes, stream);
   if (!workspace.status().ok()) return workspace.status();
-  const int64_t segments = segment_bound(workload_of(p), plan.split_tokens / kChunk);
+  const int64_t segments = plan.work_items / (p.Hv * (p.V / plan.panel_v));  // or sequences
   if (plan.split_tokens > 0) {
     const WorkspaceLayout layout(p, segments);
     uint8_t* memory = static_cast<uint8_t*>(workspace.data());

@@ -17,17 +17,15 @@
 // warpgroup 1 at c + 1, looking at c + 3, has waited for the state warpgroups to be through with c - 1, thus for the products of
 // c - 2. So at c works up to c + 5 must be there. Those of c - 3 on are still read: nine chunks.
 #pragma once
+#include "cuda/common/rule_math.cuh"
 #include "cuda/common/sequence.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/ldst.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/chunk_forward/config.h"
+#include "cuda/sm90/chunk_forward/schedule.h"
 
 namespace gdn::cuda::sm90 {
-
-inline constexpr int kWorkChunks = 2;   // what a work's states cost, in chunks
-inline constexpr int kLeastPart = 3;    // of a cut sequence, in chunks
-inline constexpr int kSlackChunks = 3;  // shares may grow by so much where that avoids every cut
 
 // Sequence n without its place in the line.
 __device__ __forceinline__ void take_sequence(const RuleParams& rule, int64_t n, Work* work) {
@@ -49,9 +47,8 @@ __device__ __forceinline__ void take_no_tokens(Work* work) {
 
 // Head and value channels (64 * wgs): number `rest` of a sequence's, `parts` of them per head.
 __device__ __forceinline__ void take_head(const KernelParams& p, int32_t rest, int32_t parts, int32_t wgs, Work* work) {
-  const RuleParams& rule = p.rule;
   work->head = rest / parts;
-  work->key_head = rule.head_map == GDN_HEADS_TILED ? work->head % rule.Hk : work->head / (rule.Hv / rule.Hk);
+  work->key_head = key_head_of(p.rule, work->head);
   work->is_transition = rest % parts == p.v_splits;
   work->v_begin = work->is_transition ? 0 : (rest % parts) * 64 * wgs;
 }

@@ -24,7 +24,6 @@ constexpr int64_t kMinSegment = 4;               // chunks
 constexpr int64_t kMinSplitTokens = 512;         // shorter sequences stay whole
 constexpr double kUsualExactShare = 0.25;        // heads without a window
 constexpr double kAllExactWeight = 0.2;          // of a call none of whose heads decays
-constexpr int64_t kLineWorkChunks = 2;           // kWorkChunks of line.cuh
 constexpr int64_t kMaxLineSequences = 4096;      // every CTA reads all lengths
 constexpr int32_t kLeastShare = 97;              // percent of the multiprocessors that a grouping must use
 
@@ -57,8 +56,8 @@ CostModel cost_model(int32_t state_warpgroups) {
           kLocalMicros,
           kStartMicros,
           kRestartMicros,
+          kLineStartMicros,
           kChunkMicros[state_warpgroups - 1] * kLineFactor,
-          static_cast<double>(kLineWorkChunks),
           kFoldMicros,
           kWindowMicros,
           kNoTransitionMicros,
@@ -77,7 +76,7 @@ bool make_line(const Workload& w, int32_t state_warpgroups, Schedule* schedule) 
   if (w.value_dim % (64 * state_warpgroups) != 0 || w.heads % w.key_heads != 0) return false;
   if (w.sequences > kMaxLineSequences || w.sequences * per_sequence <= w.sms) return false;
   // Everything in the line's 32-bit numbers.
-  const int64_t chunks = w.tokens / kChunk + w.sequences * (1 + kLineWorkChunks);
+  const int64_t chunks = w.tokens / kChunk + w.sequences * (1 + kWorkChunks);
   if (chunks > INT32_MAX / 2 / per_sequence) return false;
   const auto group = static_cast<int32_t>(w.heads / w.key_heads * splits);
   for (int32_t together = group; together >= 1; --together) {
@@ -100,11 +99,11 @@ double predict_micros(const Workload& w, const Schedule& schedule, double exact_
   const double splits = static_cast<double>(w.value_dim / (64 * state_warpgroups));
   const double pairs = static_cast<double>(w.heads) * static_cast<double>(std::max<int64_t>(w.sequences, 1));
   if (schedule.line_ctas > 0) {
-    const double more = kLineWorkChunks, longest = lengths.longest + more, each = lengths.mean + more;
+    const double more = kWorkChunks, longest = lengths.longest + more, each = lengths.mean + more;
     double share = std::max(longest, pairs * splits * each / schedule.line_ctas);
     if (lengths.longest == lengths.mean) {  // alike: start_line cuts none where that costs little
       const double whole = std::ceil(pairs * splits / schedule.line_ctas) * each;
-      if (whole <= share + 3) share = whole;
+      if (whole <= share + kSlackChunks) share = whole;
     }
     return kLineStartMicros + per_chunk * kLineFactor * share;
   }

@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Which CTAs a chunk_forward gets on Hopper: value channels per CTA, segments of split sequences. Host only, pure.
+// Which CTAs a chunk_forward gets on Hopper: value channels per CTA, segments of split sequences, shares. Pure host code, and what
+// the kernel has to know of it.
 #pragma once
 #include <cstdint>
 #include <vector>
 
 namespace gdn::cuda::sm90 {
+
+// The wrap-around schedule (line.cuh), in chunks.
+inline constexpr int kWorkChunks = 2;   // what a work's states cost
+inline constexpr int kLeastPart = 3;    // of a cut sequence
+inline constexpr int kSlackChunks = 3;  // shares may grow by so much where that avoids every cut
 
 // What is known on the host. Lengths are on the device: `longest` may be 0 (unknown).
 struct Workload {
@@ -32,8 +38,8 @@ struct CostModel {
   double local_chunk;        // of a CTA of the launch that makes segments' ends and transitions
   double start;              // of a CTA
   double restart;            // of a CTA that another one has to make room for
-  double line_chunk;         // of a CTA of the wrap-around schedule
-  double line_work_chunks;   // what a work costs there beside its own chunks
+  double line_start;         // of a CTA of the wrap-around schedule
+  double line_chunk;         // a chunk of it
   double fold;               // one transition
   double window;             // of a decaying head
   double no_transition;      // finding that a head needs none
